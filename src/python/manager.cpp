@@ -358,6 +358,9 @@ void bind_manager(nb::module_& module) {
              note_context();
              waiting([&m = self.started()] { m.recover(); });
            })
+      .def_prop_ro("fork_server_ended", [](Handle& self) { return self.started().fork_server_ended(); })
+      .def_prop_ro("replaces_runners",
+                   [](const Handle& self) { return self.loaded().config.runners.on_loss != LossPolicy::fail; })
       .def("refresh", [](Handle& self) {
              note_context();
              waiting([&m = self.started()] { m.refresh(); });

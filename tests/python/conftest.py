@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from launching import SERVER, START_METHOD
+from launching import SERVER
 
 import accelmgr
 from accelmgr import _native
@@ -27,7 +27,6 @@ TORCH_SHM_MANAGER = "torch_shm_manager"[:15]  # It ends 2 s after the last proce
 
 for name in [name for name in os.environ if name.startswith("ACCELMGR_")]:
     del os.environ[name]
-accelmgr.Manager.__init__.__kwdefaults__["start_method"] = START_METHOD
 # Orphans become children of this process, so that it sees which processes a test leaves behind.
 if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1) != 0:
     raise OSError(ctypes.get_errno(), "prctl")

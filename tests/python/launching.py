@@ -6,8 +6,7 @@ import os
 import select
 import signal
 
-# conftest.py makes it the default of accelmgr.Manager: then one interpreter imports torch for all tests of a process.
-START_METHOD = "forkserver"
+START_METHOD = "auto"
 SERVER = "accelmgr:zygote"  # The name of that interpreter's process.
 
 

@@ -6,8 +6,10 @@ import logging
 import os
 import pathlib
 import re
+import threading
 from collections.abc import Iterator
 
+import numpy
 import pytest
 import torch
 from conftest import descendants
@@ -18,8 +20,8 @@ from torch import nn
 import accelmgr
 from accelmgr import _native
 from accelmgr._host.model_sending import SentModel, pickled_dataset
+from accelmgr._host.start_method import START_METHODS
 from accelmgr._runner.received import Received
-from accelmgr.manager import START_METHODS
 
 METHODS = pytest.mark.parametrize("method", START_METHODS)
 
@@ -156,11 +158,96 @@ def test_runners_have_the_host_s_streams_and_folder(tmp_path, method, capfd, mon
     assert f"in {tmp_path}\n" in capfd.readouterr().out
 
 
-def test_a_fork_names_the_threads_that_it_leaves_behind(tmp_path, caplog):
-    with accelmgr.Manager(Told(tmp_path), lines(), nprocs=1):  # A thread of the host reads a generator.
+held = threading.Lock()
+
+
+def test_a_fork_that_waits_for_a_lock_of_another_thread_is_replaced_and_the_thread_named(tmp_path, caplog):
+    """A handler of os.register_at_fork takes the lock in the child, which has no thread that would release it."""
+    os.register_at_fork(after_in_child=lambda: held.acquire() and held.release())
+    taken, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        pathlib.Path("/proc/thread-self/comm").write_text("holder")
+        with held:
+            taken.set()
+            done.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    taken.wait()
+    try:
+        with pytest.raises(accelmgr.SessionError, match="3 forks of this process did not begin: they wait for a lock"):
+            accelmgr.Manager(Told(tmp_path), Count(), nprocs=1, start_method="fork")
         with caplog.at_level(logging.WARNING, "accelmgr"):
-            accelmgr.Manager(Told(tmp_path), Count(), nprocs=1, start_method="fork").stop()
-    assert "threads (" in caplog.text and "'spawn' copies nothing" in caplog.text
+            with accelmgr.Manager(Told(tmp_path), Count(), nprocs=1) as manager:
+                assert manager.step().ok
+    finally:
+        done.set()
+        thread.join()
+    assert "the start method is 'forkserver' instead" in caplog.text and "holder" in caplog.text
+
+
+def busy() -> None:
+    """What leaves threads behind that a fork does not have, and that the fork's libraries may wait for."""
+    torch.set_num_threads(2)
+    square = torch.randn(600, 600, requires_grad=True)
+    (square @ square).tanh().sum().backward()  # OpenMP, and MKL or OpenBLAS
+    numpy.random.rand(400, 400) @ numpy.random.rand(400, 400)  # Its own OpenBLAS
+    torch.jit.wait(torch.jit.fork(torch.relu, square))  # torch's pool between operators
+    quantized = torch.ao.nn.quantized.dynamic.Linear(64, 64)
+    quantized(torch.randn(256, 64))
+
+
+class Heavy(nn.Module):
+    """Computes with all that busy() has used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(600, 600)
+        self.quantized = torch.ao.nn.quantized.dynamic.Linear(600, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        numpy.random.rand(400, 400) @ numpy.random.rand(400, 400)
+        with torch.no_grad():
+            beside = self.quantized(x).sum()
+        return torch.tanh(self.layer(x)).square().mean() + 0 * beside
+
+
+def test_a_fork_of_a_host_whose_libraries_have_threads_computes(tmp_path):
+    """Also while other threads of the host allocate, log and compute."""
+    busy()
+    model = Heavy()
+    rows = torch.randn(512, 600)
+    expected = model(rows[:256]).item()
+    ended = threading.Event()
+
+    def work() -> None:
+        while not ended.is_set():
+            logging.getLogger("busy").info("%s", [torch.randn(50, 50) @ torch.randn(50, 50) for _ in range(4)])
+
+    threads = [threading.Thread(target=work) for _ in range(10)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(3):
+            with accelmgr.Manager(
+                model, list(rows), nprocs=1, batch_size_per_device=256, start_method="fork", runners__threads=2
+            ) as manager:
+                assert manager.step(timeout=120).loss == pytest.approx(expected, rel=1e-4)
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join()
+
+
+def test_a_lost_fork_server_is_forked_again_and_the_step_repeated(tmp_path):
+    model = Told(tmp_path)
+    with accelmgr.Manager(model, lines(), nprocs=2, start_method="fork") as manager:
+        assert manager.step(accumulate=False).ok
+        (fork_server,) = [pid for pid, name in descendants().items() if name == "accelmgr:fork"]
+        kill(fork_server)
+        assert manager.step(accumulate=False).ok
+        assert (4 * model.weight.grad[0]).round() == 2 + 3, "elements 2 and 3, exactly once"
 
 
 def test_the_forkserver_is_started_once_and_replaced_when_it_has_died(tmp_path):  # The last test: it kills it.

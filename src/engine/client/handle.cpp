@@ -479,14 +479,21 @@ void Handle::refresh() {
   if (!session()->word().closed && !state_->stepper->manager_is_lost())
     throw UsageError("refresh() was called during a step");
   state_->checkpoints->finish(base::Deadline::in_seconds(timing::checkpoint_write_s));
-  state_->manager->ask_to_stop();
-  state_->manager->end();
+  state_->manager->ask_to_stop();  // Its processes end while the others begin.
   state_->start_over();
 }
 
+bool Handle::fork_server_ended() const noexcept { return state_->link().fork_server_ended(); }
+
 void Handle::State::start_over() {
-  checkpoints->manager_lost();
-  *manager = OwnedManager::start_over(config, origin, session->fds());
+  try {
+    auto other = OwnedManager::start_over(config, origin, session->fds(), [this] { manager->end(); });
+    checkpoints->manager_lost();
+    *manager = std::move(other);
+  } catch (...) {
+    manager->end();
+    throw;
+  }
   stepper->manager_recovered();
   base::log().info("a new manager (pid {}) has taken the session over", link().manager_pid());
 }

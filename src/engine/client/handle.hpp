@@ -104,6 +104,8 @@ class Handle {
   /// start method `fork` they are forks of this process as it is now. A checkpoint that is being written is
   /// finished first. Blocks and throws as recover() does; throws UsageError during a step.
   void refresh();
+  /// Whether the fork server has ended, and with it all runners.
+  bool fork_server_ended() const noexcept;
   double save_checkpoint(const Extras& extras);
   bool checkpoint_requested() const noexcept;
   std::vector<CheckpointWritten> checkpoints_written(double wait_s);

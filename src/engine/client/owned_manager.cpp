@@ -15,6 +15,7 @@
 #include "base/ipc/socket.hpp"
 #include "base/ipc/wait_ready.hpp"
 #include "base/ipc/zygote.hpp"
+#include "base/log.hpp"
 #include "base/timing.hpp"
 #include "engine/manager/interpreter.hpp"
 #include "engine/manager/process.hpp"
@@ -31,31 +32,40 @@ ipc::Child execute_program(const std::vector<std::string>& command, const base::
 
 constexpr const char* begins = "begins";  ///< A fork says so when the interpreter works in it.
 
-ipc::Child fork_here(base::UniqueFd& ours, base::UniqueFd& theirs) {
+/// Forks a manager. nullopt if it does not begin in time, or dies.
+std::optional<Link> fork_once(double patience_s) {
+  auto [ours, theirs] = ipc::socket_pair();
   ipc::Child child;
-  ipc::on_new_thread([&] {
+  ipc::on_new_thread([&, &ours = ours, &theirs = theirs] {
     manager::interpreter().around_fork([&] {
       child = ipc::fork_self([&] {
         ours.reset();
         manager::interpreter().forked();
         ipc::send(theirs.get(), begins);
-        manager::run(std::move(theirs));
+        manager::run(std::move(theirs), {}, manager::Image::forked);
       });
     });
   });
   theirs.reset();
   try {
-    if (ipc::receive(ours.get(), base::Deadline::in_seconds(timing::fork_begins_s))) return child;
+    if (ipc::receive(ours.get(), base::Deadline::in_seconds(patience_s)))
+      return Link(std::move(ours), std::move(child));
   } catch (const SessionError&) {
     // The deadline.
   }
-  const bool hangs = !ipc::has_ended(child.pidfd.get());
   ipc::end_group(child, base::Deadline::at_ns(0));
-  throw ForkHangs(fmt::format("a fork of this process {}",
-                              hangs ? fmt::format("did not begin within {} s: it waits for a lock that another "
-                                                  "thread held when it was forked",
-                                                  timing::fork_begins_s)
-                                    : "ended before it began"));
+  return std::nullopt;
+}
+
+Link fork_here() {
+  for (const double patience_s : timing::fork_begins_s) {
+    if (auto link = fork_once(patience_s)) return std::move(*link);
+    base::log().info("a fork of this process did not begin within {} s", patience_s);
+  }
+  throw ForkHangs(fmt::format(
+      "{} forks of this process did not begin: they wait for a lock that another thread held when they were "
+      "forked",
+      std::size(timing::fork_begins_s)));
 }
 
 std::optional<int> reaped_status(pid_t pid) noexcept {
@@ -79,9 +89,9 @@ OwnedManager OwnedManager::execute(const Origin& origin) {
     auto served = ipc::fork_from_zygote(manager::server_role);
     return {Link(std::move(served.socket), std::move(served.process)), std::move(served.status)};
   }
+  if (origin.command.empty() && origin.method == StartMethod::fork) return {fork_here(), {}};
   auto [ours, theirs] = ipc::socket_pair();
-  const bool forks = origin.command.empty() && origin.method == StartMethod::fork;
-  auto child = forks ? fork_here(ours, theirs) : execute_program(origin.command, theirs);
+  auto child = execute_program(origin.command, theirs);
   return {Link(std::move(ours), std::move(child)), {}};
 }
 
@@ -146,8 +156,10 @@ OwnedManager OwnedManager::start(const Config& config, const Origin& origin,
 }
 
 OwnedManager OwnedManager::start_over(const Config& config, const Origin& origin,
-                                      const std::vector<int>& session) {
+                                      const std::vector<int>& session,
+                                      const std::function<void()>& ready) {
   auto manager = execute(origin);
+  ready();
   manager.bring_up(config, session, base::interrupted, {});
   return manager;
 }

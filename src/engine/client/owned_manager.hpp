@@ -41,8 +41,11 @@ class OwnedManager {
   /// SessionError when `interrupted` returned true, the manager died, or did not answer in time.
   static OwnedManager start(const Config& config, const Origin& origin,
                             const std::function<bool()>& interrupted, const Events& events);
-  /// Starts a manager that takes over the session of the descriptors `session`. Blocks and throws as start().
-  static OwnedManager start_over(const Config& config, const Origin& origin, const std::vector<int>& session);
+  /// Starts a manager that takes over the session of the descriptors `session`. Calls `ready` before the
+  /// manager looks at the session; that of an earlier manager must be free when it returns. Blocks and throws
+  /// as start().
+  static OwnedManager start_over(const Config& config, const Origin& origin, const std::vector<int>& session,
+                                 const std::function<void()>& ready);
   OwnedManager(OwnedManager&&) = default;
   /// The manager that is replaced must have ended. The address of link() does not change.
   OwnedManager& operator=(OwnedManager&&) = default;

@@ -75,7 +75,7 @@ ChosenDevices with_devices_of_session(const Config& config) {
 /// Runs the supervisor, then ends the process without unwinding: other threads still use what is on this
 /// stack. Throws only before it has started threads itself.
 [[noreturn]] void supervise(const Config& config, const SessionOwner& owner, const data::Loader& loader,
-                            ipc::ForkServerClient fork_server, HostLink& host) {
+                            ipc::ForkServerClient fork_server, HostLink& host, Image image) {
   boost::asio::io_context loop;
   HostConnection* told = nullptr;
   CheckpointWriter writer(config.checkpoint, owner.checkpoint_view(), [&](protocol::Saved saved) {
@@ -83,7 +83,11 @@ ChosenDevices with_devices_of_session(const Config& config) {
   });
   Supervisor supervisor(
       loop, config, owner.view(), owner.manifest(), std::move(fork_server),
-      [&] { return execute_fork_server(config, host.pidfd()); }, [&] { return loader.reading(); });
+      [&] {
+        if (image == Image::forked) throw SessionError("only the host can fork another one: refresh()");
+        return execute_fork_server(config, host.pidfd());
+      },
+      [&] { return loader.reading(); });
   HostConnection connection(loop, host, owner.view(), supervisor,
                             {.stop = [&] { loop.stop(); },
                              .closed = [&] { loop.stop(); },
@@ -108,7 +112,7 @@ ChosenDevices with_devices_of_session(const Config& config) {
   ipc::exit_with_group(0);
 }
 
-[[noreturn]] void serve_host(int socket, base::UniqueFd host_pidfd) {
+[[noreturn]] void serve_host(int socket, base::UniqueFd host_pidfd, Image image) {
   base::start_logging("manager");
   HostLink host(socket, std::move(host_pidfd));
   const auto patience = base::Deadline::in_seconds(timing::first_words_s);
@@ -135,7 +139,7 @@ ChosenDevices with_devices_of_session(const Config& config) {
   config::arm_faults(config, -1, session.control().managers.load());
   const auto& loader = owner.start_loading(config);
   try {
-    supervise(config, owner, loader, std::move(fork_server), host);
+    supervise(config, owner, loader, std::move(fork_server), host, image);
   } catch (...) {
     fail(socket);
   }
@@ -143,12 +147,12 @@ ChosenDevices with_devices_of_session(const Config& config) {
 
 }  // namespace
 
-void run(base::UniqueFd socket, base::UniqueFd host_pidfd) {
+void run(base::UniqueFd socket, base::UniqueFd host_pidfd, Image image) {
   try {
     ipc::name_process("accelmgr:mgr");
     ipc::survive_failed_writes();
     ipc::leave_signals_to_host();
-    serve_host(socket.get(), std::move(host_pidfd));
+    serve_host(socket.get(), std::move(host_pidfd), image);
   } catch (...) {
     fail(socket.get());
   }

@@ -5,9 +5,15 @@
 
 namespace accelmgr::manager {
 
-/// Runs the manager process, from accelmgr::init() to its end. Call while the process has one thread.
-/// `socket` leads to the host. If `host_pidfd` is empty, the pidfd is obtained from the socket.
-[[noreturn]] void run(base::UniqueFd socket, base::UniqueFd host_pidfd = {});
+/// Where the models and the data of a manager are.
+enum class Image {
+  executed,  ///< In the program: a fork server that is lost is executed anew.
+  forked,    ///< In this fork of the host alone: the host must fork another manager.
+};
+
+/// Runs the manager process, from its beginning to its end. Call before it starts threads. `socket` leads to
+/// the host. If `host_pidfd` is empty, the pidfd is obtained from the socket.
+[[noreturn]] void run(base::UniqueFd socket, base::UniqueFd host_pidfd = {}, Image image = Image::executed);
 
 /// Runs the fork server process that a manager executes to replace a lost one. `socket` leads to the manager.
 [[noreturn]] void run_fork_server(base::UniqueFd socket);

@@ -228,7 +228,9 @@ class Manager(Driver):
             if self._start_method == "fork":
                 raise
             logger.warning(
-                "%s; the start method is 'forkserver' instead. Threads of this process: %s", error, ", ".join(threads)
+                "%s; the start method is 'forkserver' instead. Threads of this process: %s",
+                str(error),
+                ", ".join(threads),
             )
             self._start_with("forkserver", command)
         except DataError as error:
@@ -362,6 +364,15 @@ class Manager(Driver):
         self._bound.begin_again()
         if self._following is not None:
             self._following.begin()
+
+    def _begins_again(self, result: _native.StepResult) -> bool:
+        if self._method != "fork" or result.counted or not self._handle.fork_server_ended:
+            return False
+        if result.status != "runner_lost" or not self._handle.replaces_runners:
+            return False
+        logger.warning("the fork server was lost; this process forks another, and repeats the step")
+        self.refresh()
+        return True
 
     def _follow(self) -> None:
         if self._refreshes == "always":

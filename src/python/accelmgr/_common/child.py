@@ -10,6 +10,7 @@ import gc
 import os
 import signal
 import sys
+import threading
 
 from accelmgr import _native
 from accelmgr._common.memfd import FORKED_OBJECTS
@@ -47,6 +48,24 @@ def begin_forked() -> None:
         util._run_after_forkers()  # Proxies, for instance, must not share a connection.
     if not _is_ours:
         _leave_host()
+        thread = threading.Thread(target=_take_locks)  # This one must not have computed when it forks runners.
+        thread.start()
+        thread.join()
+
+
+def _take_locks() -> None:
+    """Uses what computing uses. In a fork a lock that another thread of the host held is never released; then this
+    hangs, and the host forks another.
+    """
+    import torch
+
+    torch.default_generator.get_state()
+    torch.rand(2)
+    square = torch.ones(8, 8, requires_grad=True)
+    (square @ square).sum().backward()  # type: ignore[no-untyped-call]
+    torch.nn.functional.conv1d(square.detach()[None], torch.ones(8, 8, 3))
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.get_state()
 
 
 def begin_fork_server() -> None:

@@ -148,6 +148,10 @@ SETTINGS |= {
 }
 
 
+OF_RUNNER = ("deterministic algorithms", "autocast", "autocast cache", "threads")
+"""Settings that a runner combines with its own, or that nothing but a runner has."""
+
+
 def _works(setting: Setting) -> bool:
     try:
         setting.read()
@@ -182,10 +186,6 @@ def sendable(values: Values) -> Values:
 def apply(values: Values) -> None:
     """In a process that computes or reads for the host."""
     for name, value in values.items():
-        if name not in SETTINGS or value is None:
-            continue
-        try:
-            SETTINGS[name].write(value)
-        except RuntimeError:  # A fork of a host that has frozen it, for example.
-            if SETTINGS[name].read() != value:
-                raise
+        if name not in SETTINGS or value is None or (name not in OF_RUNNER and SETTINGS[name].read() == value):
+            continue  # To write what is there takes milliseconds for some, and raises for one that is frozen.
+        SETTINGS[name].write(value)

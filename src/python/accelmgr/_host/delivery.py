@@ -136,7 +136,7 @@ class Delivery:
             del others["dataset"]
         if self.record is None and self._dataset is None:
             return None
-        return Following(self._model, others, self.record)
+        return Following(self._model, others, self.record, isinstance(self._payload, ForkedModel))
 
     def leave(self, consumed: int) -> None:
         """The processes have ended; others will go on from element `consumed`."""

@@ -45,6 +45,10 @@ class Driver:
     def _follow(self) -> None:
         """Before a step: makes the runners know what this process has changed since the last one."""
 
+    def _begins_again(self, result: _native.StepResult) -> bool:
+        """Whether others have taken the place of processes that were lost in this step, which is to be repeated."""
+        return False
+
     def _makes_room(self) -> bool:
         """Whether the session was made again, with room for buffers that the first micro-batch has made larger."""
         return False
@@ -77,6 +81,16 @@ class Driver:
         optimizers.check_evaluation(repeat)
         if self._update is not None:
             optimizers.mark_hivemind()
+        result = self._step_once(timeout, accumulate, parameters_changed, repeat)
+        if self._begins_again(result):
+            result = self._step_once(timeout, accumulate, parameters_changed, repeat)
+        if result.step == 0 and not result.counted and self._makes_room():
+            return Driver.step(self, timeout, accumulate, parameters_changed, repeat)
+        return result
+
+    def _step_once(
+        self, timeout: float | None, accumulate: bool, parameters_changed: bool, repeat: bool
+    ) -> _native.StepResult:
         with self._update.interrupted() if self._update is not None else contextlib.nullcontext():
             self._bound.check()
             self._follow()
@@ -89,8 +103,6 @@ class Driver:
                     self._bound.show(error.step_result.counted, overwrites)
                 raise
             self._bound.show(result.counted, overwrites)
-        if result.step == 0 and not result.counted and self._makes_room():
-            return Driver.step(self, timeout, accumulate, parameters_changed, repeat)
         return result
 
     def steps(self, count: int | None = None, **options: Any) -> Iterator[_native.StepResult]:

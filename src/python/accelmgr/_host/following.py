@@ -26,11 +26,16 @@ LOOKS = 20
 class Following:
     """Exists while there are runners of a model of this process, or a dataset of it is read."""
 
-    def __init__(self, model: torch.nn.Module | None, others: dict[str, Any], record: Record | None) -> None:
-        """others: the dataset, and functions that runners call, by name. record: None if there is no model."""
+    def __init__(
+        self, model: torch.nn.Module | None, others: dict[str, Any], record: Record | None, forks: bool
+    ) -> None:
+        """others: the dataset, and functions that runners call, by name. record: None if there is no model.
+        forks: others are to begin for what a record cannot say, and not only if there is no other way.
+        """
         self._model = model
         self._others = others
         self._record = record
+        self._forks = forks
         self._looked = self._between = 0.0
         self._looks = self._renewals = 0
         self._last = 0.0
@@ -55,6 +60,8 @@ class Following:
         if settings != self._settings:
             new = torch_settings.sendable(torch_settings.changed(self._settings, settings))
             changes |= {("setting", name): value for name, value in new.items()}
+            if self._forks and (names := sorted(set(new) - set(torch_settings.OF_RUNNER))):
+                found.others.append(f"torch's setting '{names[0]}'")  # The process that reads the data has it, too.
             self._settings = settings
         if changes and not found.others and self._record is not None:
             self._record.publish(changes)

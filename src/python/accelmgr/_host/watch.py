@@ -7,15 +7,17 @@ that functions of the script name. The content of imported modules and of librar
 
 from __future__ import annotations
 
+import builtins
 import collections
 import dataclasses
+import dis
 import functools
 import logging
 import random
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from io import IOBase
 from types import BuiltinFunctionType, CodeType, FunctionType, GeneratorType, MethodType, ModuleType
 from typing import Any
@@ -27,7 +29,7 @@ from accelmgr import _native
 OF_TENSORS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 IGNORED = frozenset({"training", "_compiled_call_impl"})
 """Attributes of a module that change no number, or of which runners are told otherwise."""
-MOST_ENTRIES = 10_000
+MOST_ENTRIES = 1000
 """Of a container of a dataset; of a longer one the length alone is compared."""
 MOST_BYTES = 1 << 20
 """Of an array; of a larger one the content is not compared."""
@@ -90,11 +92,14 @@ def _is_foreign(value: Any) -> bool:
     return module.partition(".")[0] in _FOREIGN or module.startswith("torch._")
 
 
-def _names_of(code: CodeType) -> Iterator[str]:
-    yield from code.co_names
+@functools.lru_cache(maxsize=4096)
+def _globals_of(code: CodeType) -> tuple[str, ...]:
+    """The global variables that the code names, with those of functions inside."""
+    names = {entry.argval for entry in dis.get_instructions(code) if entry.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from _names_of(constant)
+            names.update(_globals_of(constant))
+    return tuple(sorted(names))
 
 
 def _slots_of(value: Any) -> list[str]:
@@ -293,8 +298,8 @@ class Watch:
             self._entry(own, self._snapshot.add_attribute(value, name))
         found += [(own, value.__defaults__), (own, value.__kwdefaults__), (own, vars(value))]
         if _is_of_script(value):
-            names = sorted(set(_names_of(value.__code__)))
-            known = [name for name in names if name not in dir_of_builtins() or name in value.__globals__]
+            names = _globals_of(value.__code__)
+            known = [name for name in names if name in value.__globals__ or not hasattr(builtins, name)]
             for name in known:
                 self._entry(f"global '{name}' of {own}", self._snapshot.add_keys(value.__globals__, [name]))
             found += [(name, value.__globals__[name]) for name in known if name in value.__globals__]
@@ -365,13 +370,6 @@ class _Attributes:
 
     def names(self) -> list[str]:
         return list(vars(self._kind))
-
-
-@functools.cache
-def dir_of_builtins() -> frozenset[str]:
-    import builtins
-
-    return frozenset(dir(builtins))
 
 
 def _equal(one: Any, other: Any) -> bool:
