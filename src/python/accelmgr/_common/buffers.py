@@ -84,6 +84,8 @@ class Buffers:
         self.named: list[tuple[str, torch.Tensor]] = []
         for prefix, module in model.named_modules(remove_duplicate=False):
             for key, tensor in module._buffers.items():
+                if tensor is not None and tensor.is_quantized:
+                    continue
                 name = f"{prefix}.{key}" if prefix else key
                 identity = (id(module), key) if tensor is None else id(tensor)
                 if tensor is None and identity not in seen and name not in (grown or {}):
