@@ -1,6 +1,7 @@
 #include "engine/manager/fork_servers.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -47,6 +48,13 @@ ipc::ChildMain runner_main(const Config& config) {
 
 ipc::ForkServerClient fork_first_server(const Config& config, int host_pidfd,
                                         std::span<const int> close_in_fork_server) {
+  if (!ipc::has_one_thread()) {
+    base::log().info(
+        "this process has other threads ({}), which something that every program of its kind begins with has "
+        "started (sitecustomize, in Python): the fork server is not forked from it, but executed",
+        fmt::join(ipc::thread_names(), ", "));
+    return execute_fork_server(config, host_pidfd);
+  }
   interpreter().runners_expected(config);
   return ipc::ForkServerClient::start(runner_main(config), options_of(-1, getpid(), host_pidfd),
                                       close_in_fork_server);

@@ -1,4 +1,4 @@
-// The fork servers of a manager: the first, which is forked while the manager has one thread, and those that
+// The fork servers of a manager: the first, which is forked if the manager has one thread, and those that
 // replace a lost one, which are executed.
 #pragma once
 
@@ -9,9 +9,10 @@
 
 namespace accelmgr::manager {
 
-/// Forks the first fork server of this manager. Call it while the process has one thread, and before any code
-/// of the user has run. It ends with this process or with that of `host_pidfd`. It does not inherit
-/// `close_in_fork_server`. `config` must live as long as this process. Throws UsageError, SystemError.
+/// Forks the first fork server of this manager; executes it if the process has other threads, as that of an
+/// interpreter whose sitecustomize starts some. Call it before any code of the user has run. It ends with
+/// this process or with that of `host_pidfd`. It does not inherit `close_in_fork_server`. `config` must live
+/// as long as this process. Throws SystemError, SessionError.
 ipc::ForkServerClient fork_first_server(const Config& config, int host_pidfd,
                                         std::span<const int> close_in_fork_server);
 
