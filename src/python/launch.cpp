@@ -21,8 +21,10 @@
 #include "accelmgr/multiprocess_launch.hpp"
 #include "base/clock.hpp"
 #include "base/ipc/zygote.hpp"
+#include "base/log.hpp"
 #include "base/timing.hpp"
 #include "launcher/distributed/multiprocess/process_group.hpp"
+#include "launcher/launch/run/child.hpp"
 #include "launcher/launch/run/environment_scope.hpp"
 #include "launcher/launch/run/failure.hpp"
 #include "python/interpreter.hpp"
@@ -88,6 +90,17 @@ Value call(const char* what, int rank, const Value& args) {
   } catch (const nb::python_error& error) {
     if (in_place) throw;
     throw foreign(module, error);
+  }
+}
+
+/// Ends a launched process as the interpreter would.
+void end_interpreter(int rank, int code) noexcept {
+  try {
+    see_fork();
+    const Locked lock;
+    nb::module_::import_("accelmgr._launch.rank").attr("end")(rank, code);
+  } catch (const std::exception& error) {
+    base::log().error("ending the interpreter: {}", error.what());
   }
 }
 
@@ -304,6 +317,8 @@ void bind_launch(nb::module_& module) {
                             [](int rank, const Value& args) { return call("run", rank, args); });
   launch::register_function(setup_entry,
                             [](int rank, const Value& args) { return call("set_up", rank, own_args(args)); });
+
+  launch::set_exit_function(end_interpreter);
 
   nb::class_<launch::ProcessState>(module, "ProcessState", "One process of a launch.")
       .def_ro("pidfd", &launch::ProcessState::pidfd, "Readable when the process has ended.")

@@ -104,6 +104,24 @@ def test_a_tensor_that_was_assigned_stays_what_it_is():
     assert torch.equal(zeros, torch.zeros(SIZE, 5))
 
 
+class Remembers(Recurrent):
+    """The first state is an attribute, too, and the last two are in a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.initial = self.h
+        self.last: list[torch.Tensor] = [self.h, self.h]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.last = [self.last[-1], self.h]
+        loss = super().forward(x + self.last[0].mean() - self.last[1].mean())
+        return loss + self.initial.square().sum()
+
+
+def test_what_the_model_has_kept_of_its_buffers_stays_what_it_is():
+    compare(Remembers(), lambda model: None)
+
+
 class Normalized(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import datetime
 import json
 import logging
@@ -13,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -895,3 +897,58 @@ def test_nodes_meet_at_a_store_that_the_first_one_serves(port: int, method: str)
     for node in nodes:
         assert node is not None and node.join(100)
         assert node.results == [[(2, "gloo", 2)]]
+
+
+# The end of a rank
+
+kept: list[Any] = []
+
+
+def _append(path: pathlib.Path, text: str) -> None:
+    with open(path, "a") as file:
+        file.write(text)
+
+
+def _leave(local_rank: int, folder: pathlib.Path, how: str) -> None:
+    atexit.register(_append, folder / "called", how[0])
+    kept.extend((tempfile.TemporaryDirectory(dir=folder), open(folder / f"open{local_rank}", "w")))
+    kept[-1].write("text")
+    if how == "raise":
+        raise RuntimeError("on purpose")
+    if how == "exit":
+        sys.exit(3)
+
+
+@pytest.mark.parametrize("method", START_METHODS)
+@pytest.mark.parametrize("how", ["return", "raise", "exit"])
+def test_a_rank_ends_as_a_process_of_python(tmp_path: pathlib.Path, method: str, how: str) -> None:
+    atexit.register(_append, tmp_path / "called", "host")
+    count = 2 if how == "return" else 1
+    own = tempfile.TemporaryDirectory(dir=tmp_path)
+    try:
+        ranks(_leave, tmp_path, how, method=method, count=count)
+    except SpawnError as error:
+        assert (error.rank, error.exit_code) == (0, 3 if how == "exit" else 17)
+        assert ("on purpose" in str(error)) == (how == "raise")
+    finally:
+        atexit.unregister(_append)
+    assert (tmp_path / "called").read_text() == how[0] * count
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == [pathlib.Path(own.name).name]
+    if method != "fork":  # A fork of multiprocessing leaves them, too.
+        assert [(tmp_path / f"open{rank}").read_text() for rank in range(count)] == ["text"] * count
+
+
+def _hang(local_rank: int) -> int:
+    from accelmgr._launch import rank
+
+    rank.END_S = 0.5
+    if local_rank == 1:
+        atexit.register(signal.pause)
+    return local_rank
+
+
+@pytest.mark.parametrize("method", START_METHODS)
+def test_a_rank_that_hangs_at_its_end_is_ended_and_named(capfd: pytest.CaptureFixture[str], method: str) -> None:
+    with pytest.raises(SpawnError, match="rank 1 ended with exit code 1"):
+        ranks(_hang, method=method)
+    assert "rank 1 is ended: what it has registered to be called at its end (atexit)" in capfd.readouterr().err

@@ -379,6 +379,40 @@ def test_what_was_dropped_before_a_layer_is_unfrozen_stays_dropped(dtype, drops)
                     each.body.weight.grad = torch.ones_like(each.body.weight)
 
 
+class QuantizedByTorch(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        table = torch.randn(4, 4, generator=torch.Generator().manual_seed(1))
+        self.scale = nn.Parameter(torch.ones(4))
+        self.table = nn.Parameter(torch.quantize_per_tensor(table, 0.1, 0, torch.qint8), requires_grad=False)
+        steps = torch.full((4,), 0.1)
+        self.register_buffer("other", torch.quantize_per_channel(table, steps, torch.zeros(4), 0, torch.quint8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x * self.scale @ self.table.dequantize() + self.other.dequantize().sum(0)).square().mean()
+
+
+@pytest.mark.parametrize("start_method", ["spawn", "forkserver", "fork"])
+def test_tensors_that_torch_has_quantized_stay_as_they_are(start_method):
+    model = QuantizedByTorch()
+    plain = copy.deepcopy(model)
+    elements = list(torch.randn(4, 4, generator=torch.Generator().manual_seed(1)))
+    with started(model, elements, Shape(), start_method) as manager:
+        optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (model, plain)]
+        manager.check_optimizer(optimizers[0])
+        for element in elements[:3]:
+            manager.step(accumulate=False).raise_for_status()
+            plain.zero_grad()
+            plain(element[None]).backward()
+            for optimizer in optimizers:
+                optimizer.step()
+        torch.testing.assert_close(model.scale, plain.scale)
+        model.load_state_dict(manager.state_dict())
+        model.other = torch.quantize_per_tensor(torch.ones(4, 4), 0.1, 0, torch.qint8)
+        with pytest.raises(accelmgr.ModelError, match=r"'table' of the model was changed.* Call manager.rebind"):
+            manager.step()
+
+
 def test_integers_cannot_be_trained():
     model = Int8()
     with started(model, [torch.tensor(1)] * 4, Shape(), "spawn") as manager:

@@ -250,6 +250,32 @@ def test_a_lost_fork_server_is_forked_again_and_the_step_repeated(tmp_path):
         assert (4 * model.weight.grad[0]).round() == 2 + 3, "elements 2 and 3, exactly once"
 
 
+SITE = """
+import threading
+import numpy
+numpy.ones((300, 300)) @ numpy.ones((300, 300))
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+"""
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_interpreters_may_begin_with_other_threads(tmp_path, method, monkeypatch):
+    (tmp_path / "sitecustomize.py").write_text(SITE)
+    path = os.environ.get("PYTHONPATH")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{path}" if path else str(tmp_path))
+    _native.end_forkserver()
+    model = Told(tmp_path)
+    with accelmgr.Manager(model, Count(), nprocs=2, start_method=method, runners__restart_backoff=0.01) as manager:
+        assert manager.step(accumulate=False).ok
+        model.tell("die")
+        assert manager.step(accumulate=False).tries == 2
+        kill(manager.statistics().manager_pid)
+        assert manager.step().status == "manager_lost"
+        manager.recover()
+        assert manager.step().ok
+    _native.end_forkserver()
+
+
 def test_the_forkserver_is_started_once_and_replaced_when_it_has_died(tmp_path):  # The last test: it kills it.
     accelmgr.Manager(Told(tmp_path), Count(), nprocs=1, start_method="forkserver").stop()
     first = server()

@@ -96,7 +96,8 @@ OwnedManager OwnedManager::execute(const Origin& origin) {
 }
 
 std::variant<protocol::Started, protocol::Failed> OwnedManager::receive_started(
-    base::Deadline deadline, const std::function<bool()>& interrupted, const Events& events) const {
+    double start_timeout_s, const std::function<bool()>& interrupted, const Events& events) const {
+  const auto deadline = base::Deadline::in_seconds(start_timeout_s + timing::manager_stop_s);
   for (;;) {
     for (bool hears = false; interrupted && !hears && !deadline.passed();
          hears = link_.hears_within(deadline)) {
@@ -106,8 +107,9 @@ std::variant<protocol::Started, protocol::Failed> OwnedManager::receive_started(
     }
     if (ipc::wait_ready(link_.socket(), POLLIN, deadline) == 0)
       throw SessionError(
-          "the manager process was not ready within start_timeout: it is still making the model and the "
-          "data source");
+          fmt::format("the manager process was not ready within start_timeout ({} s): it is still making the "
+                      "model and the data source. Set start_timeout to more than they take",
+                      start_timeout_s));
     auto answer = protocol::receive_answer(link_.socket(), deadline);
     if (auto* failed = std::get_if<protocol::Failed>(&answer)) return std::move(*failed);
     if (auto* started = std::get_if<protocol::Started>(&answer)) return std::move(*started);
@@ -126,8 +128,7 @@ void OwnedManager::bring_up(const Config& config, const std::vector<int>& sessio
   try {
     protocol::send_configuration(link_.socket(), config::to_yaml(config));
     protocol::send_begin(link_.socket(), session);
-    const auto deadline = base::Deadline::in_seconds(config.start_timeout + timing::manager_stop_s);
-    answer = receive_started(deadline, interrupted, events);
+    answer = receive_started(config.start_timeout, interrupted, events);
     if (auto* started = std::get_if<protocol::Started>(&answer)) return link_.take_in(std::move(*started));
   } catch (const SessionError& error) {
     // The socket of a manager ends a moment before its process does.

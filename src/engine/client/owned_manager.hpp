@@ -64,7 +64,7 @@ class OwnedManager {
   static OwnedManager execute(const Origin& origin);
   void bring_up(const Config& config, const std::vector<int>& session,
                 const std::function<bool()>& interrupted, const Events& events);
-  std::variant<protocol::Started, protocol::Failed> receive_started(base::Deadline deadline,
+  std::variant<protocol::Started, protocol::Failed> receive_started(double start_timeout_s,
                                                                     const std::function<bool()>& interrupted,
                                                                     const Events& events) const;
 

@@ -31,6 +31,8 @@ namespace {
 constexpr int exit_not_found = 127;  ///< The exit codes of shells: program not found, and not executable.
 constexpr int exit_not_executed = 126;
 
+ExitFunction exit_function = nullptr;
+
 const char* device_name() noexcept {
   const char* name = std::getenv(variable::mp_device);
   return name != nullptr ? name : "CPU";
@@ -72,7 +74,8 @@ void report_failure(int socket, Failure failure) noexcept {
 }
 
 /// _exit: the functions registered with atexit() belong to the parent.
-[[noreturn]] void end(int code) noexcept {
+[[noreturn]] void end(int rank, int code) noexcept {
+  if (exit_function != nullptr) exit_function(rank, code);
   join_detached_contexts();
   std::cout.flush();
   std::fflush(stdout);
@@ -101,7 +104,7 @@ template <class Prepare>
     write_error_file(failure);
     report_failure(socket, std::move(failure));
   }
-  end(code);
+  end(rank, code);
 }
 
 [[noreturn]] void make_call(int socket, int rank) noexcept {
@@ -172,6 +175,8 @@ Order take_order(std::vector<base::UniqueFd>& descriptors) noexcept {
 }
 
 }  // namespace
+
+void set_exit_function(ExitFunction function) noexcept { exit_function = function; }
 
 void run_child(ipc::SpawnRequest request, const Calls& calls) noexcept {
   if (request.fds.empty()) _exit(ipc::exit_uncaught);  // There is no socket to report to.

@@ -16,6 +16,11 @@ inline constexpr const char* fork_server_role = "fork_server";
 /// return.
 [[noreturn]] void run_child(ipc::SpawnRequest request, const Calls& calls) noexcept;
 
+/// Called in a launched process when its function has returned or failed and that was reported, with its rank
+/// and the code with which it will end: for a language that has functions to call at the end of a process.
+using ExitFunction = void (*)(int rank, int code) noexcept;
+void set_exit_function(ExitFunction function) noexcept;
+
 /// The options of a fork server whose children call run_child(), for a creator with that pidfd.
 inline ipc::ForkServerOptions fork_server_options(int creator = -1) {
   return {.creator = creator, .adopt_orphans = true, .child_name = "accelmgr:rank", .core_dumps = true};

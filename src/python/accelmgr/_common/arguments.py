@@ -119,6 +119,8 @@ def _check_memory(name: str, tensor: torch.Tensor) -> None:
     """Raises ModelError for a tensor that claims to be dense and on the CPU, but has no address."""
     if isinstance(tensor, (UninitializedParameter, UninitializedBuffer)):
         return  # Others say what is wrong.
+    if tensor.is_quantized:
+        return  # Each process has a copy.
     kind = type(tensor.data).__name__
     if is_traceable_wrapper_subclass(tensor) and isinstance(tensor, torch.nn.Parameter) and kind != "DTensor":
         if tensor.requires_grad:

@@ -50,8 +50,10 @@ class Place:
     original: torch.Tensor
     """What the session reads and writes: `first` itself, or a tensor of the final shape if it grows."""
     grows: bool
+    apart: bool = False
+    """The model never has `original`: the buffer grows, or forward() has assigned one, whose memory is the model's."""
     seen: torch.Tensor | None = None
-    """Of one that grows: the tensor that the model had when it was last looked at."""
+    """Of one apart: the tensor that the model had when it was last looked at."""
 
     @property
     def current(self) -> torch.Tensor | None:
@@ -84,6 +86,8 @@ class Buffers:
         self.named: list[tuple[str, torch.Tensor]] = []
         for prefix, module in model.named_modules(remove_duplicate=False):
             for key, tensor in module._buffers.items():
+                if tensor is not None and tensor.is_quantized:
+                    continue
                 name = f"{prefix}.{key}" if prefix else key
                 identity = (id(module), key) if tensor is None else id(tensor)
                 if tensor is None and identity not in seen and name not in (grown or {}):
@@ -113,7 +117,7 @@ class Buffers:
         else:
             first = None if tensor is None else tensor.detach().clone()
             original = torch.zeros(final[1], dtype=getattr(torch, final[0]))
-            self.places.append(Place(name, owner, key, first, original, True, tensor))
+            self.places.append(Place(name, owner, key, first, original, grows=True, apart=True, seen=tensor))
         return self.places[-1].original
 
     def check_alike(self) -> None:
@@ -156,7 +160,7 @@ class Buffers:
             self._refuse(f"the model made {_text_of(found[next(iter(kept))])} of its buffer '{next(iter(kept))}'", kept)
 
     def settle(self) -> None:
-        """Copies a tensor that was assigned to a buffer's name into the buffer, and puts the buffer back.
+        """Brings the values of tensors that were assigned to a buffer's name to where the session reads them.
 
         Raises ModelError if the tensor has another shape or dtype. A non-persistent one is left as it is then: it may
         be a table that forward() makes larger when needed.
@@ -165,17 +169,20 @@ class Buffers:
         what = ""
         for number, place in enumerate(self.places):
             current = place.current
-            if place.grows:
+            if place.apart:
                 self._settle(number, place)
             elif current is place.original:
                 self._set_form(number, FIRST, False)
             elif current is None and self.forms is not None:
                 self._set_form(number, NONE, True)
+            elif alike(current, place.original) and self.forms is not None:
+                place.original = self.originals[number] = current.detach().clone(memory_format=torch.contiguous_format)
+                place.apart, place.seen = True, current
+                self._set_form(number, FIRST, True)
             elif alike(current, place.original):
                 with torch.no_grad():
                     place.original.copy_(current)
                 place.owner[place.key] = place.original
-                self._set_form(number, FIRST, True)
             elif place.name not in self.non_persistent:
                 before = f"{place.original.dtype} {list(place.original.shape)}"
                 what = what or f"the model replaced its buffer '{place.name}', {before}, by {_text_of(current)}"
@@ -194,10 +201,12 @@ class Buffers:
         current = place.current
         if alike(current, place.original):
             place.original.copy_(current.detach())
-        elif current is not None and not alike(current, place.first):
+        elif current is not None and not (place.grows and alike(current, place.first)):
+            if not place.grows and place.name in self.non_persistent:
+                return
             self._refuse(
-                f"the model changed its buffer '{place.name}' again, to {list(current.shape)}",
-                {place.name: form_of(current)},
+                f"the model changed its buffer '{place.name}' again, to {_text_of(current)}",
+                {place.name: form_of(current)} if current.dtype == place.original.dtype else {},
             )
         self._set_form(number, place.kind(), current is not place.seen)
         place.seen = current
@@ -212,10 +221,10 @@ class Buffers:
             current = place.current
             if kind == NONE:
                 place.owner[place.key] = None
-            elif place.grows:
-                value = place.original if kind == FINAL else place.first
+            elif place.apart:
+                value = place.first if place.grows and kind == FIRST else place.original
                 assert value is not None
-                if current is None:
+                if current is None or form & ASSIGNED:  # Other parts of the model may have the former tensor.
                     place.owner[place.key] = value.clone()
                 else:
                     self.set(current, value)

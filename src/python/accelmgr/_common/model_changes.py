@@ -39,7 +39,12 @@ def _listed(names: list[str]) -> str:
 
 
 def leaves_of(parameter: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
-    """The tensors that have the memory of a parameter: itself, or those inside a quantized one (torchao), by suffix."""
+    """The tensors that have the memory of a parameter: itself, or those inside a quantized one (torchao), by suffix.
+
+    Those of torch.quantize_per_tensor() and the like are none: each process has a copy, which travels with the model.
+    """
+    if parameter.is_quantized:
+        return []
     if not is_traceable_wrapper_subclass(parameter):
         return [("", parameter)]
     names, _ = parameter.__tensor_flatten__()
@@ -51,6 +56,11 @@ def named_leaves(model: torch.nn.Module, remove_duplicate: bool = True) -> list[
     """What the session holds of a model's parameters."""
     named = model.named_parameters(remove_duplicate=remove_duplicate)
     return [(name + suffix, leaf) for name, parameter in named for suffix, leaf in leaves_of(parameter)]
+
+
+def named_buffers(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """What the session holds of a model's buffers."""
+    return [(name, buffer) for name, buffer in model.named_buffers() if not buffer.is_quantized]
 
 
 def tensors_of(model: torch.nn.Module) -> list[torch.Tensor]:
@@ -156,6 +166,13 @@ class Changes:
         if FORMS in numbers:
             self._forms_target[numbers[FORMS][0]] = torch.frombuffer(self._forms, dtype=torch.uint8).data_ptr()
         self._modes = b""  # So that the first step sends them.
+        self._quantized = [
+            (f"{prefix}.{key}" if prefix else key, owner, key, tensor, tensor._version)
+            for prefix, module in model.named_modules()
+            for owner in (module._parameters, module._buffers)
+            for key, tensor in owner.items()
+            if tensor is not None and tensor.is_quantized
+        ]
         self.note()
 
     def _present(self) -> list[torch.Tensor | None]:
@@ -268,6 +285,12 @@ class Changes:
 
     def take(self, everything: bool = False) -> list[tuple[str, torch.Tensor]]:
         """The buffers to send, by name. everything: all of them, also if no change is known."""
+        for name, owner, key, quantized, version in self._quantized:
+            if owner.get(key) is not quantized or quantized._version != version:
+                raise ModelError(
+                    f"after the start '{name}' of the model was changed, and runners cannot be told: it is quantized. "
+                    "Call manager.rebind(), which starts runners for the changed model"
+                )
         told: list[tuple[str, torch.Tensor]] = []
         changed = self._changed()
         differing = self._differing()

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from accelmgr._common.memfd import MAP_NORESERVE
-from accelmgr._common.model_changes import named_leaves
+from accelmgr._common.model_changes import named_buffers, named_leaves
 from accelmgr.errors import ModelError
 
 ALIGNMENT = 64
@@ -53,7 +53,7 @@ def tensors_of(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
     for name, parameter in model.named_parameters():
         if isinstance(parameter, torch.nn.parameter.UninitializedParameter):
             raise ModelError(f"parameter '{name}' of the model is not initialized; call the model once first")
-    return [*named_leaves(model), *model.named_buffers()]
+    return [*named_leaves(model), *named_buffers(model)]
 
 
 def extent_of(tensor: torch.Tensor) -> tuple[int, int]:

@@ -110,7 +110,7 @@ class Binding:
         by_leaf = dict(zip(map(id, self._leaves), gradients, strict=True))
         return [
             # A quantized parameter is none of the leaves, but has some.
-            by_leaf.get(id(parameter), torch.zeros((), dtype=parameter.dtype).expand(parameter.shape))
+            by_leaf.get(id(parameter), torch.zeros(()).expand(parameter.shape))
             for parameter in self._structure.parameters
         ]
 
@@ -124,6 +124,8 @@ class Binding:
         by_leaf: dict[int, torch.Tensor] = {}
         for own, value in zip(ordered, values, strict=True):
             leaves, parts = leaves_of(own), leaves_of(value)
+            if own.is_quantized and not torch.equal(own, value):
+                raise ModelError("update_model_parameters: a quantized parameter cannot change; nothing was changed")
             if len(leaves) != len(parts):
                 raise ModelError(
                     f"update_model_parameters: a {type(value).__name__} was passed for a {type(own).__name__}; nothing "
@@ -181,7 +183,7 @@ class Binding:
         own = {tensor.data_ptr() for _, tensor in self.master.parameters}
         for index, group in enumerate(groups):
             for parameter in group["params"]:
-                if parameter.numel() and parameter.data_ptr() not in own:
+                if parameter.numel() and not parameter.is_quantized and parameter.data_ptr() not in own:
                     raise UsageError(
                         f"the optimizer has a tensor of shape {list(parameter.shape)} in group {index} which is not "
                         "a parameter of this manager; make the optimizer from manager.parameters()"

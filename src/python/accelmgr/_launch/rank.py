@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import faulthandler
+import gc
+import io
 import os
 import pickle
+import signal
 import sys
 import threading
 import traceback
+import weakref
 
 import torch
 
@@ -18,13 +25,18 @@ from accelmgr._launch.target import Target
 from accelmgr.errors import UsageError
 
 MOST_FRAMES = 16
+END_S = 30.0
+"""For what was registered to be called at the end of a process."""
 _main: Main = "", ""
 """The user's script, if this process has run its top."""
+_begun = False  # What is registered with atexit is that of this process.
+_is_forked = False
 
 
 def load(data: bytes) -> Target:
     """Unpickles the target that a Payload has pickled."""
-    global _main
+    global _main, _begun
+    _begun = True
     sys.path[:], sys.argv[:], _main, where, pickled = pickle.loads(data)
     run_top(_main)
     if where:
@@ -56,8 +68,26 @@ def describe(error: BaseException) -> tuple[str, str, str]:
     return name, encodable(what), encodable(trace)
 
 
+def _forget_parent() -> None:
+    """What the parent has registered for its end is the parent's, and is not called in a fork."""
+    atexit._clear()
+    for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        finalizer.atexit = False
+    weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]
+    if (process := sys.modules.get("multiprocessing.process")) is not None:
+        process._children = set()  # type: ignore[attr-defined]
+    if (util := sys.modules.get("multiprocessing.util")) is not None:
+        util._finalizer_registry.clear()
+        atexit.register(util._exit_function)
+
+
 def _begin(target: Target) -> None:
+    global _begun, _is_forked
     refresh_environment()
+    if target.is_forked and not _begun:
+        _is_forked = True
+        _forget_parent()
+    _begun = True
     if target.is_forked:
         torch.set_num_threads(1)  # A fork lacks the threads of the parent's pool, and would wait for them.
     elif (threads := os.environ.get("OMP_NUM_THREADS", "")).isdigit() and int(threads) > 0:
@@ -87,6 +117,40 @@ def run(target: Target, rank: int, in_place: bool) -> bytes | None:
         _flush()
 
 
+def end(rank: int, code: int) -> None:
+    """Does what the interpreter does at its end: calls what is registered with atexit, and flushes open files.
+
+    Ends this process if that hangs.
+    """
+    if not _begun:
+        return
+
+    def give_up() -> None:
+        print(
+            f"accelmgr: rank {rank} is ended: what it has registered to be called at its end (atexit) has not returned "
+            f"within {END_S:g} s:",
+            file=sys.__stderr__,
+        )
+        _flush()
+        faulthandler.dump_traceback(sys.__stderr__.fileno() if sys.__stderr__ is not None else 2)
+        os._exit(code or 1)
+
+    timer = threading.Timer(END_S, give_up)
+    timer.daemon = True
+    timer.start()
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, END_S + 1)  # Kills, also if the interpreter's lock is held.
+    try:
+        atexit._run_exitfuncs()
+    except BaseException:
+        traceback.print_exc()
+    _flush()
+    if not _is_forked:  # What the parent has left unflushed is the parent's.
+        _flush_files()
+    timer.cancel()
+    signal.setitimer(signal.ITIMER_REAL, 0)
+
+
 def _result(target: Target, rank: int) -> bytes | None:
     try:
         result = target.call(rank)
@@ -96,7 +160,7 @@ def _result(target: Target, rank: int) -> bytes | None:
     except SystemExit as exit:
         code = _exit_code(exit)
         if code:
-            _flush()
+            end(rank, code)
             os._exit(code)
         return None
 
@@ -106,6 +170,13 @@ def _exit_code(exit: SystemExit) -> int:
         return exit.code or 0
     print(exit.code, file=sys.stderr)
     return 1
+
+
+def _flush_files() -> None:
+    for found in gc.get_objects():
+        if issubclass(type(found), io.IOBase):
+            with contextlib.suppress(Exception):
+                found.flush()
 
 
 def _flush() -> None:

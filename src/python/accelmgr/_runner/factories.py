@@ -79,11 +79,12 @@ def make_model(factory: str, options: Options) -> torch.nn.Module:
 
 def check_plain(model: torch.nn.Module, device: str) -> None:
     """Raises ConfigError for parameters that only runners on the CPU have."""
-    for name, parameter in model.named_parameters():
-        if is_traceable_wrapper_subclass(parameter):
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if tensor.is_quantized or is_traceable_wrapper_subclass(tensor):
+            kind = "quantized tensor" if tensor.is_quantized else type(tensor).__name__
             raise ConfigError(
-                f"runners.device is {device}, but parameter '{name}' is a {type(parameter).__name__}, with which only "
-                "runners on the CPU compute; put plain tensors in its place (dequantize())",
+                f"runners.device is {device}, but '{name}' of the model is a {kind}, with which only runners on the "
+                "CPU compute; put plain tensors in its place (dequantize())",
                 "runners.device",
             )
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from accelmgr._common.memfd import FORKED_OBJECTS, MAP_NORESERVE, open_memfd
+from accelmgr._common.model_changes import named_buffers
 from accelmgr._common.pickling import KnownUnpickler, load_dataset
 from accelmgr._common.placement import aligned, private_copies, slots_of, tensors_of
 from accelmgr.errors import ModelError, UsageError
@@ -105,7 +106,8 @@ class Received:
             model: torch.nn.Module = self._forked["model"]
             for parameter in model.parameters():  # The host's gradients are not those of a replica.
                 parameter.grad = None
-            buffers = list(model.buffers())  # Private ones, also if the host has them in shared memory.
+            # Private ones, also if the host has them in shared memory.
+            buffers = [buffer for _, buffer in named_buffers(model)]
             for buffer, copy in zip(buffers, private_copies(buffers), strict=True):
                 buffer.data = copy
             return model
