@@ -47,8 +47,8 @@ class Manager(Driver):
         The module's parameters and their `.grad` become the session's memory: an optimizer steps on them in place. Each
         parameter has its dtype: float64, float32, bfloat16, float16, complex64 or complex128, or, if it is frozen, any
         other. `.grad` is None until a step gives a gradient. The model returns
-        a mapping with "loss", a tuple that begins with the loss, or the loss. Other 0-d numbers of a mapping arrive in
-        `StepResult.scalars`, averaged like the loss.
+        a mapping, a dataclass or a named tuple with "loss", another tuple that begins with the loss, or the loss. Other
+        numbers that have names, of Python, NumPy or torch, arrive in `StepResult.scalars`, averaged like the loss.
         For modules that cannot be pickled (locks, open files), pass a function without arguments that makes the module.
         It is called once here, and once in each other process unless the start method is `fork`. `manager.model` is the
         module that it made here.

@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_iter
 from accelmgr._common.describe import describe
 from accelmgr._common.elements import mapped
 from accelmgr._runner.cuda import Cuda, Graph
-from accelmgr._runner.replica import Numbers
+from accelmgr._runner.outputs import Numbers
 
 WARM_UP = 3
 """Attempts before the first recording, with micro-batches of one form: libraries choose their kernels in these."""

@@ -28,6 +28,7 @@ from accelmgr._common.long_elements import element_in
 from accelmgr._common.memory import dense_over, dtype_name, tensor_over
 from accelmgr._common.model_changes import JOURNAL_BYTES, MODES, Buffers, Shapes, Structure, named_leaves, tensors_of
 from accelmgr._common.model_outline import CHANGES, Follower, HooksOfTensors
+from accelmgr._runner.outputs import Numbers, read_outputs
 from accelmgr.errors import ConfigError, ModelError
 
 Field = tuple[str, str, tuple[int, ...], Any]
@@ -37,9 +38,6 @@ Description = tuple[str, str, tuple[int, ...], tuple[int, ...], int, int, bool]
 
 Place = tuple[Any, str, tuple[int, ...]]
 """Of a parameter in the master: its bytes, dtype and strides."""
-
-Numbers = tuple[torch.Tensor, list[tuple[str, float | torch.Tensor]]]
-"""The loss of a micro-batch, and other numbers by name. A device may still compute them."""
 
 AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 """The dtypes of `runners.autocast`, which may also be "off"."""
@@ -71,45 +69,6 @@ def _text_of(inputs: Any) -> str:
             kind = f"{dtype_name(value.dtype)} {list(value.shape)}"
         texts.append(f"{'' if name.startswith('<') else name + ' '}{kind}")
     return ", ".join(texts)
-
-
-def _checked_loss(loss: Any) -> torch.Tensor:
-    if not isinstance(loss, torch.Tensor):
-        raise ModelError(
-            f"the model's loss is of type {type(loss).__name__}; it must be a tensor: the output, its 'loss', or "
-            "its first element"
-        )
-    if loss.numel() != 1 or not loss.is_floating_point():
-        raise ModelError(
-            f"the loss is {loss.dtype} of shape {list(loss.shape)}; it must be one floating-point number (reduce it, "
-            "by mean())"
-        )
-    if torch.is_grad_enabled() and not loss.requires_grad:
-        raise ModelError("the loss does not require a gradient: it does not depend on a parameter, or was detached")
-    return loss
-
-
-def read_outputs(outputs: Any) -> Numbers:
-    """The loss of a model's output, checked, and its other numbers. 0-d tensors are copied, and read later."""
-    scalars: list[tuple[str, float | torch.Tensor]] = []
-    if isinstance(outputs, collections.abc.Mapping):
-        if "loss" not in outputs:
-            raise ModelError(f"the model's output has no 'loss'; it has: {', '.join(map(str, outputs))}")
-        loss = outputs["loss"]
-        for name, value in outputs.items():
-            if name == "loss":
-                continue
-            if isinstance(value, (bool, int, float)):
-                scalars.append((str(name), float(value)))
-            elif isinstance(value, torch.Tensor) and value.dim() == 0:
-                scalars.append((str(name), value.detach().clone()))
-    elif isinstance(outputs, (tuple, list)):
-        if not outputs:
-            raise ModelError("the model returned an empty tuple; its first element must be the loss")
-        loss = outputs[0]
-    else:
-        loss = outputs
-    return _checked_loss(loss), scalars
 
 
 Kept = list[tuple[torch.Tensor, torch.Tensor]]
