@@ -17,6 +17,7 @@ from accelmgr import _native
 from accelmgr._common import arguments
 from accelmgr._common.child import embed
 from accelmgr._common.model_changes import Shapes
+from accelmgr._common.objective import Extra, Loss, made_whole, whole
 from accelmgr._host import optimizers, program, sharing, status
 from accelmgr._host.binding import Binding
 from accelmgr._host.delivery import Delivery
@@ -65,6 +66,14 @@ class Manager(Driver):
         manager process reads a dataset that can be pickled. A thread of this process reads any other one (a generator,
         for instance) and sends the elements to the manager process.
         None: the configuration names the dataset (`data.kind`, `data.factory`).
+    loss: what computes the loss of what the model returns, if the script does: a criterion (a module, or a function of
+        torch.nn.functional), which gets outputs and targets, or another function, which gets outputs and the whole
+        batch. It returns what a model returns. The model is called without the targets: of a tuple the last element,
+        unless forward() has no default for any; of a mapping the entries that forward() does not name. A batch that is
+        neither goes to both. Or the place of the loss in what the model returns: 1, "nll".
+    extra: modules and tensors outside the model that are trained with it: `[criterion]`, or `{"log_alpha": tensor}`.
+        Their parameters are the session's, named `extra.0.weight`, or by the mapping's names; those of a `loss` that is
+        a module are named `loss.weight`. parameters() has them behind those of the model.
     collate_fn: makes a batch of a list of elements, in the runner. None: elements of tensors are stacked as they are
         written to shared memory, at no further cost.
     nprocs, prefetch, batch_size_per_device, grad_accumulation_steps, seed_base: as in the configuration.
@@ -103,6 +112,8 @@ class Manager(Driver):
         model: torch.nn.Module | Callable[[], torch.nn.Module] | str | None = None,
         dataset: Iterable[Any] | str | None = None,
         *,
+        loss: Loss | None = None,
+        extra: Extra | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         nprocs: int | None = None,
         prefetch: int | None = None,
@@ -133,13 +144,19 @@ class Manager(Driver):
                 raise ModelError(f"{name}, which must return a torch.nn.Module, returned a {type(model).__name__}")
         arguments.check(model, dataset, collate_fn)
         self._weights: Weights | None = None
+        self._loss, self._extra = loss, extra
         if isinstance(model, torch.nn.Module):
             self._check_unbound(model)
+            model = self._whole(model)
+            if self._factory is not None:
+                self._factory = functools.partial(made_whole, self._factory, loss, extra)
             if weights is not None:
                 self._weights = Weights(weights)
                 self._weights.check(model)
                 if start_method == "fork":  # Which copies the whole process anyway.
                     self._weights.load(model)
+        elif loss is not None or extra:
+            raise ConfigError("loss and extra have no effect with a model that this process does not have", "loss")
         if max_element_bytes is not None and arguments.is_named(dataset):
             raise ConfigError("max_element_bytes has no effect with a built-in dataset", "max_element_bytes")
         super().__init__(model if isinstance(model, torch.nn.Module) else None)
@@ -198,6 +215,13 @@ class Manager(Driver):
         if (owner := _owners.get(model)) is not None and (other := owner()) is not None and not other._stopped:
             raise UsageError("this model belongs to another manager already; stop() that one first, or pass a copy")
 
+    def _whole(self, model: torch.nn.Module) -> torch.nn.Module:
+        """The model with its loss and what else is trained."""
+        found = whole(model, self._loss, self._extra)
+        if found is not model:
+            arguments.check(found, None, None)
+        return found
+
     def _load(self, own: list[str]) -> _native.Handle:
         """`own`: settings that this class adds; the user has not given them."""
         environment = {name: value for name, value in os.environ.items() if name.startswith("ACCELMGR_")}
@@ -233,11 +257,12 @@ class Manager(Driver):
         optimizers.watch(self, self._bound.leaves, self._handle.keeps_last_step)
         self._delivery.follow(self)
         if self._model is not None:
-            _owners[self._model] = weakref.ref(self)
+            assert self.model is not None
+            _owners[self.model] = weakref.ref(self)
             if self._handle.resumed is not None:
                 self._resumed = self._handle.resumed
                 self.sync_buffers()
-            if not self._model.training:
+            if not self.model.training:
                 logger.warning(
                     "the model is in evaluation mode (model.training is False), and runners compute in that mode; "
                     "model.train() turns on dropout and batch statistics"
@@ -298,15 +323,17 @@ class Manager(Driver):
         self._check_owner("rebind")
         if self._stopped:
             raise UsageError("rebind() was called after stop()")
-        changed = self._model if model is None else model
+        changed = self.model if model is None else model
         arguments.check(changed, None, None)
         if not isinstance(changed, torch.nn.Module):
             raise ModelError(f"rebind(): the model is a {type(changed).__name__}; it must be a torch.nn.Module")
-        if changed is not self._model:
+        if changed is not self.model:
             self._check_unbound(changed)
+        former, changed = self.model, self._whole(changed)
         self._delivery.check_model(changed, self._start_method)
         self._continues = self._end_processes()
-        _owners.pop(self._model, None)
+        if former is not None:
+            _owners.pop(former, None)
         self._model = changed
         self._delivery.change_model(changed)
         self.start()

@@ -14,6 +14,7 @@ from accelmgr import _native
 from accelmgr._common import checkpoint_state as _state
 from accelmgr._common import memory
 from accelmgr._common.model_changes import Shapes, grown_shapes
+from accelmgr._common.objective import model_of
 from accelmgr._host import optimizers
 from accelmgr._host.binding import Binding
 from accelmgr.errors import UsageError
@@ -117,7 +118,7 @@ class Driver:
     @property
     def model(self) -> torch.nn.Module | None:
         """The model that was passed; its parameters are the master's. None for a built-in model."""
-        return self._model
+        return model_of(self._model)
 
     def named_parameters(self) -> list[tuple[str, torch.Tensor]]:
         """The master's parameters, each once, in the master's order. Views: the memory is that of the model's."""
@@ -127,8 +128,8 @@ class Driver:
     def parameters(self) -> list[torch.nn.Parameter]:
         """The parameters for an optimizer: leaves whose memory and `.grad` are the master's.
 
-        They are those of `model.parameters()`, in that order. For a built-in model, of which this process has no
-        module, they are in the master's order.
+        They are those of `model.parameters()`, in that order, then those of `extra` and `loss`. For a built-in model,
+        of which this process has no module, they are in the master's order.
         """
         if self._binding is None:
             return list(self._model.parameters()) if self._model is not None else []
@@ -189,7 +190,8 @@ class Driver:
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Copies of the parameters and persistent buffers of the last committed step, by name.
 
-        Tied tensors appear under each of their names. `model.load_state_dict(manager.state_dict())` takes it.
+        Tied tensors appear under each of their names. `model.load_state_dict(manager.state_dict())` takes it. Modules
+        of `extra` and `loss` have a state_dict() of their own.
         """
         return self._bound.state_dict()
 

@@ -7,7 +7,6 @@ as autograd has made it.
 
 from __future__ import annotations
 
-import collections.abc
 import contextlib
 import operator
 import pickle
@@ -28,6 +27,7 @@ from accelmgr._common.long_elements import element_in
 from accelmgr._common.memory import dense_over, dtype_name, tensor_over
 from accelmgr._common.model_changes import JOURNAL_BYTES, MODES, Buffers, Shapes, Structure, named_leaves, tensors_of
 from accelmgr._common.model_outline import CHANGES, Follower, HooksOfTensors
+from accelmgr._common.objective import Objective, call
 from accelmgr._runner.outputs import Numbers, read_outputs
 from accelmgr.errors import ConfigError, ModelError
 
@@ -215,6 +215,7 @@ class Replica:
         """
         self._has_values = has_values
         self._model = model
+        self._place = model.place if isinstance(model, Objective) else None
         self._changes = changes
         self._collate_fn = collate_fn or torch.utils.data.default_collate
         self._autocast_dtype = AUTOCAST_DTYPES.get(autocast)
@@ -310,7 +311,7 @@ class Replica:
     def _loss(self, inputs: Any, divisor: float | torch.Tensor) -> Numbers:
         """The loss of a micro-batch, divided, and the other numbers of the output."""
         with self._autocast_context():
-            loss, scalars = read_outputs(self._forward(inputs))
+            loss, scalars = read_outputs(self._forward(inputs), self._place)
             del inputs
             if loss.dtype is not torch.float64:
                 loss = loss.to(torch.float32)
@@ -345,11 +346,7 @@ class Replica:
             full, rounded = self._rounded
             inputs = mapped(lambda tensor: tensor.to(rounded) if tensor.dtype is full else tensor, inputs)
         try:
-            if isinstance(inputs, collections.abc.Mapping):
-                return self._model(**inputs)
-            if isinstance(inputs, (tuple, list)) and not isinstance(inputs, torch.nn.utils.rnn.PackedSequence):
-                return self._model(*inputs)
-            return self._model(inputs)
+            return self._model(inputs) if isinstance(self._model, Objective) else call(self._model, inputs)
         except (RuntimeError, IndexError) as error:
             if type(error) not in (RuntimeError, IndexError):
                 raise
