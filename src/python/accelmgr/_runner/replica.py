@@ -29,6 +29,7 @@ from accelmgr._common.model_changes import JOURNAL_BYTES, MODES, Buffers, Shapes
 from accelmgr._common.model_outline import CHANGES, Follower, HooksOfTensors
 from accelmgr._common.objective import Objective, call
 from accelmgr._runner.outputs import Numbers, read_outputs
+from accelmgr._runner.outside import Outside
 from accelmgr.errors import ConfigError, ModelError
 
 Field = tuple[str, str, tuple[int, ...], Any]
@@ -227,6 +228,7 @@ class Replica:
         leaves = named_leaves(model)
         self._parameters = [leaf for _, leaf in leaves]
         self._names = [name for name, _ in leaves]
+        self._outside = Outside(model, self._parameters)
         self._rounded: tuple[torch.dtype, torch.dtype] | None = None
         self._gradients: Gradients | None = None
         self._sink: _native.Sink | None = None
@@ -305,13 +307,15 @@ class Replica:
                 self._structure.replace_modules()
             self._structure.follow(modes[JOURNAL_BYTES:], self._followed[JOURNAL_BYTES:])
             self._followed = modes
+            self._outside.changed()
             if self._gradients is not None:
                 self._gradients.hook()
 
     def _loss(self, inputs: Any, divisor: float | torch.Tensor) -> Numbers:
         """The loss of a micro-batch, divided, and the other numbers of the output."""
-        with self._autocast_context():
+        with self._autocast_context(), self._outside.watched(inputs, self._warn) as look:
             loss, scalars = read_outputs(self._forward(inputs), self._place)
+            look(loss)
             del inputs
             if loss.dtype is not torch.float64:
                 loss = loss.to(torch.float32)
@@ -321,6 +325,10 @@ class Replica:
         """For collect()."""
         self._losses.append(loss.detach())
         self._scalars += [(name, value, 1 / divisor) for name, value in scalars]
+
+    def _warn(self, text: str) -> None:
+        if self._sink is not None:
+            self._sink.warn(text)
 
     def _autocast_context(self) -> contextlib.AbstractContextManager[Any]:
         dtype = self._autocast_dtype or torch_settings.runner.autocast.get(self._device_type)
