@@ -37,6 +37,11 @@ std::byte pattern(std::size_t i, int salt) {
   return static_cast<std::byte>((i * 31 + static_cast<std::size_t>(salt) * 7) & 255);
 }
 
+// Both kinds of divisors come from the ballots: the number of micro-batches, and the sum of weights.
+LossWeights weights_of(const Death& death) {
+  return death.accumulate ? LossWeights::field : LossWeights::micro_batches;
+}
+
 // Rank 0 computes one micro-batch too few, so that the mean is not just a sum.
 std::uint32_t micro_batches_of(int rank) { return rank == 0 ? 1 : micro_batches; }
 
@@ -94,6 +99,7 @@ std::uint64_t SmallStep::open() {
                                                      .accumulate = death_.accumulate,
                                                      .shares = even_shares(micro_batches),
                                                      .batch_size = 4,
+                                                     .loss_weights = weights_of(death_),
                                                      .mean_buffers = 1});
   for (int rank = 0; rank < death_.ranks; ++rank)
     for (std::size_t tensor = 0; tensor < small_.manifest.tensors.size(); ++tensor)
@@ -110,6 +116,7 @@ void SmallStep::vote(Session& session, const Reduction& reduction, int rank, std
   std::memcpy(session.generator(other, rank), state_.data(), generator_bytes);
   auto& ballot = session.record(rank).ballot;
   ballot.loss = 0.5;
+  ballot.weight = 3 * rank + 1;
   ballot.micro_batches = micro_batches_of(rank);
   ballot.samples = ballot.elements = 4 * ballot.micro_batches;
   cast_vote({session, rank}, attempt);

@@ -317,6 +317,7 @@ class Replica:
             loss, scalars = read_outputs(self._forward(inputs), self._place)
             look(loss)
             del inputs
+            self._check_weight(scalars)
             if loss.dtype is not torch.float64:
                 loss = loss.to(torch.float32)
         return self._divided(loss, divisor), scalars
@@ -325,6 +326,15 @@ class Replica:
         """For collect()."""
         self._losses.append(loss.detach())
         self._scalars += [(name, value, 1 / divisor) for name, value in scalars]
+
+    def _check_weight(self, scalars: list[tuple[str, float | torch.Tensor]]) -> None:
+        name = self._sink.loss_weight if self._sink is not None else ""
+        if name and all(found != name for found, _ in scalars):
+            raise ModelError(
+                f"loss_scaling is sum_over({name}), but the model's output has no number '{name}'; it has the numbers: "
+                f"{', '.join(found for found, _ in scalars) or 'none'}. Return it beside the loss, which is a sum: "
+                f"{{'loss': sum, '{name}': number}}"
+            )
 
     def _warn(self, text: str) -> None:
         if self._sink is not None:
