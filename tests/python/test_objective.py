@@ -183,6 +183,12 @@ def test_a_function_makes_model_and_loss() -> None:
     same(train(made, PAIRS, loss=Margin()), want)
 
 
+@pytest.mark.parametrize("rows", [PAIRS, NAMED])
+def test_a_model_that_is_given_its_targets_is_told_of_loss(rows: list[Any]) -> None:
+    with accelmgr.Manager(made(), rows, nprocs=1, runners__threads=1) as manager:
+        assert "pass that too: Manager(model, ..., loss=nn.CrossEntropyLoss())" in manager.step().error
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [

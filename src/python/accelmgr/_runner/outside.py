@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from accelmgr._common.elements import mapped
+from accelmgr._common.elements import tensors_in
 from accelmgr._common.memory import dtype_name
 from accelmgr._common.objective import Objective
 from accelmgr.errors import ModelError
@@ -195,8 +195,7 @@ class Outside:
             yield lambda loss: None
             return
         reached = Reached(self._model, self._own).leaves | {id(leaf.tensor): leaf for leaf in self._unknown}
-        of_batch: set[int] = set()
-        mapped(lambda tensor: of_batch.add(id(tensor)), inputs)
+        of_batch = set(map(id, tensors_in(inputs)))
         handles = [_hook(leaf) for leaf in reached.values()]
 
         def look(loss: torch.Tensor) -> None:

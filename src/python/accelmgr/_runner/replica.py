@@ -11,6 +11,7 @@ import contextlib
 import operator
 import pickle
 import random
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -42,6 +43,9 @@ Place = tuple[Any, str, tuple[int, ...]]
 
 AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 """The dtypes of `runners.autocast`, which may also be "off"."""
+
+WRONG_ARGUMENTS = re.compile(r"forward\(\) (takes .* positional argument|got an unexpected keyword argument)")
+"""A TypeError of a call of forward()."""
 
 _address = torch.Tensor.data_ptr
 _gradient = operator.attrgetter("grad")
@@ -365,6 +369,14 @@ class Replica:
             inputs = mapped(lambda tensor: tensor.to(rounded) if tensor.dtype is full else tensor, inputs)
         try:
             return self._model(inputs) if isinstance(self._model, Objective) else call(self._model, inputs)
+        except TypeError as error:
+            if isinstance(self._model, Objective) or not WRONG_ARGUMENTS.search(str(error)):
+                raise
+            raise ModelError(
+                f"{describe(error)}\n(forward() was given {_text_of(inputs)}. If the script computes the loss of what "
+                "the model returns, pass that too: Manager(model, ..., loss=nn.CrossEntropyLoss()); the model is "
+                "called without the targets then)"
+            ) from error
         except (RuntimeError, IndexError) as error:
             if type(error) not in (RuntimeError, IndexError):
                 raise
