@@ -183,6 +183,13 @@ def test_a_function_makes_model_and_loss() -> None:
     same(train(made, PAIRS, loss=Margin()), want)
 
 
+def test_a_function_that_expects_targets_is_told_what_it_was_given() -> None:
+    with accelmgr.Manager(
+        made(), PAIRS, nprocs=1, runners__threads=1, loss=lambda outputs, y: (outputs[:, 0] - y.float()).mean()
+    ) as manager:
+        assert "the loss was given outputs and the whole batch, a tuple; a criterion" in manager.step().error
+
+
 @pytest.mark.parametrize("rows", [PAIRS, NAMED])
 def test_a_model_that_is_given_its_targets_is_told_of_loss(rows: list[Any]) -> None:
     with accelmgr.Manager(made(), rows, nprocs=1, runners__threads=1) as manager:

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import torch
 
+from accelmgr._common.describe import describe
 from accelmgr.errors import ConfigError, ModelError
 
 Loss = Callable[..., Any] | int | str
@@ -181,7 +182,13 @@ class Objective(torch.nn.Module):
         inputs, targets = self._divided(batch)
         outputs = call(self.model, inputs)
         if not _is_criterion(loss):
-            return loss(outputs, batch)
+            try:
+                return loss(outputs, batch)
+            except (TypeError, AttributeError) as error:  # It may expect the targets.
+                raise ModelError(
+                    f"{describe(error)}\n(the function that is the loss was given outputs and the whole batch, a "
+                    f"{type(batch).__name__}; a criterion, which is a module, is given outputs and targets)"
+                ) from error
         if len(targets) != 1:
             left = ", ".join(targets) or "nothing"
             raise ModelError(

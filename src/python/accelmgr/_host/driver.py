@@ -141,12 +141,12 @@ class Driver:
         return list(self._bound.master.gradients)
 
     def get_aggregated_gradients(self) -> list[torch.Tensor]:
-        """The master's gradients in the order of `model.parameters()`; views of shared memory, no copies."""
+        """The master's gradients in the order of `parameters()`; views of shared memory, no copies."""
         self._check_owner("get_aggregated_gradients")
         return self._bound.gradients()
 
     def gradients32(self) -> list[torch.Tensor]:
-        """The master's gradients in the order of `model.parameters()`, in float32 where the parameter has 16 bits.
+        """The master's gradients in the order of `parameters()`, in float32 where the parameter has 16 bits.
 
         Needs `gradients.dtype: float32`; `.grad` is then a rounded copy of what this returns. Views of shared memory.
         What is written into `.grad` goes to the master with the next call of this object, rounded.
@@ -155,7 +155,7 @@ class Driver:
         return self._bound.gradients(exact=True)
 
     def update_model_parameters(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Replaces all parameters, in the order of `model.parameters()`; runners compute with all of them or with none.
+        """Replaces all parameters, in the order of `parameters()`; runners compute with all of them or with none.
 
         Raises ModelError for a wrong count, shape or dtype; then nothing was changed. A background thread may call it
         between steps: see writing().
