@@ -135,7 +135,8 @@ StepResult Stepper::step(const StepOptions& options, double timeout_s) {
   return result;
 }
 
-// Each runner sees its own micro-batches alone, so that a step has no total is known when it is committed.
+// Each runner sees its own micro-batches alone: only when a step is committed is it known that its total is
+// 0.
 void Stepper::refuse_without_weight(StepResult& result) const {
   const auto& field = config_.loss_scaling.field;
   if (!result.counted || field.empty() || session::tally(session_, session_.control().request).weight != 0)
@@ -145,7 +146,8 @@ void Stepper::refuse_without_weight(StepResult& result) const {
       "'{}' of the model's outputs adds up to 0 over all micro-batches of the step, so there is nothing to "
       "divide by (loss_scaling sum_over({})); the step has added nothing to the gradients",
       field, field);
-  if (config_.on_nonfinite != NonfinitePolicy::abort) return base::log().warn("{}", text);
+  if (config_.on_nonfinite != NonfinitePolicy::abort || result.status != StepStatus::ok)
+    return base::log().warn("{}", text);
   result.status = StepStatus::nonfinite;
   result.error = text;
 }
