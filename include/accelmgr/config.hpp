@@ -6,13 +6,26 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace accelmgr {
 
-/// Weight of a micro-batch in the mean loss and gradient. runners: all micro-batches weigh the same. samples:
-/// each weighs its number of samples.
-enum class LossScaling { runners, samples };
+/// By what the losses of a step's micro-batches are divided before their gradients are added.
+struct LossScaling {
+  enum Kind : std::uint8_t {
+    runners,  ///< Their number.
+    samples,  ///< Their number, where one with fewer samples counts less.
+    sum,      ///< Nothing: losses are sums, and so is the gradient.
+    sum_over  ///< The total of a number that the model returns beside each loss, which is a sum.
+  };
+  LossScaling(Kind kind = runners, std::string field = {}) : kind(kind), field(std::move(field)) {}
+  bool operator==(const LossScaling&) const = default;
+
+  Kind kind;
+  std::string field;  ///< Of sum_over: the name of that number in the model's outputs. Otherwise empty.
+};
+
 /// What happens when a loss or gradient is not finite. abort: the step does not count and its batches come
 /// again. skip_batch: the batches are consumed, nothing is added, and the step continues with the next ones.
 /// keep: the step counts, and its result says nonfinite.
@@ -257,7 +270,7 @@ struct Config {
   double start_timeout = 120.0;
   double abort_grace = 5.0;   ///< Seconds a runner may take to leave an aborted step before it is killed.
   bool deterministic = true;  ///< Ask torch for deterministic algorithms.
-  LossScaling loss_scaling = LossScaling::runners;
+  LossScaling loss_scaling{};
   NonfinitePolicy on_nonfinite = NonfinitePolicy::abort;
   int nonfinite_limit =
       10;  ///< skip_batch, keep: non-finite attempts in a row that are tolerated; one more fails.

@@ -46,7 +46,7 @@ struct StepResult {
   bool counted = false;       ///< True if the master gradients contain this step: in full, or not at all.
   std::uint64_t step = 0;     ///< Committed steps of this session, including this one if it counted.
   std::uint64_t attempt = 0;  ///< Number of the last attempt; never reused.
-  double loss = 0;  ///< Mean over micro-batches (or samples, by `loss_scaling`); 0 when not counted.
+  double loss = 0;            ///< Mean over micro-batches, or as `loss_scaling` says; 0 when not counted.
   std::uint64_t samples = 0;  ///< Elements that took part; 0 when not counted.
   std::vector<std::pair<std::string, double>>
       scalars{};                        ///< Other numbers of the model, averaged like the loss.

@@ -84,7 +84,9 @@ class PythonReplica final : public replica::Replica {
   }
 
  public:
-  explicit PythonReplica(nb::object replica) : replica_(std::move(replica)) {}
+  PythonReplica(nb::object replica, const std::string& loss_weight) : replica_(std::move(replica)) {
+    sink_.loss_weight = loss_weight;
+  }
 
   replica::Description describe() override {
     return called([&] {
@@ -214,14 +216,15 @@ void open(const Config& config, replica::Role role) {
 
 std::unique_ptr<replica::Replica> make(const Config& config, replica::Role role) {
   return in_python<ModelError>([&] {
-    return std::make_unique<PythonReplica>(factories().attr("make_replica")(
+    nb::object made = factories().attr("make_replica")(
         config.model.factory, config.model.options, "seed"_a = config.seed_base, "rank"_a = role.rank,
         "device"_a = config::name_of(config.runners.device), "threads"_a = runner::compute_threads(config),
         "shares_cores"_a = config.runners.threads == 0, "deterministic"_a = config.deterministic,
         "autocast"_a = autocast_names.at(static_cast<std::size_t>(config.runners.autocast)),
         "records"_a = config.runners.cuda_graph == CudaGraph::automatic,
         "overlaps"_a = config.runners.overlap_parameters, "micro_batches"_a = config.grad_accumulation_steps,
-        "oversubscribe"_a = config.runners.oversubscribe, "step_timeout"_a = config.step_timeout));
+        "oversubscribe"_a = config.runners.oversubscribe, "step_timeout"_a = config.step_timeout);
+    return std::make_unique<PythonReplica>(std::move(made), config.loss_scaling.field);
   });
 }
 
@@ -250,6 +253,8 @@ void bind_replica(nb::module_& module) {
            "As capture(), while other threads of Python run. The caller keeps the gradient alive.")
       .def_prop_ro("shared", &shared,
                    "Of each parameter: the one whose memory it shares, or -1; and from which element on.")
+      .def_ro("loss_weight", &Sink::loss_weight,
+              "The number that each output must have (`loss_scaling: sum_over`), or empty.")
       .def("is_stale", &Sink::is_stale, nb::arg("index"),
            "Whether load_parameters() is to bring the parameter again: not one that is frozen and was not "
            "written.")

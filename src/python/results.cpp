@@ -43,8 +43,7 @@ void each_field(const StepResult*, Visit field) {
   field("step", &StepResult::step,
         "The number of committed steps of this session, this one included if it counted.");
   field("attempt", &StepResult::attempt, "The number of the last attempt; never reused.");
-  field("loss", &StepResult::loss,
-        "Mean over micro-batches (or samples, by `loss_scaling`); 0 when not counted.");
+  field("loss", &StepResult::loss, "Mean over micro-batches, or as `loss_scaling` says; 0 when not counted.");
   field("samples", &StepResult::samples, "Elements that took part; 0 when not counted.");
   field(
       "scalars", &StepResult::scalars,

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <exception>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "base/cuda/error.hpp"
@@ -21,6 +22,7 @@ struct Sink {
   const session::Manifest* manifest = nullptr;
   std::vector<replica::Place> places{};
   std::exception_ptr thrown{};
+  std::string loss_weight{};  ///< The number that each output must have (`loss_scaling: sum_over`), or empty.
 
   template <class Call>
   auto call(Call&& body) {

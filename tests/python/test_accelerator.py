@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 from typing import Any
@@ -74,6 +75,42 @@ def test_runners_train_as_one_process_on_the_cpu_does(micro_batches):
             theirs.step()
             for one, other in zip(model.parameters(), oracle.model.parameters(), strict=True):
                 other.data.copy_(one)  # Adam makes small differences large where gradients are near to zero.
+
+
+class Scaled(nn.Module):
+    """Its temperature is a plain tensor, and its loss is computed outside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+        self.temperature = torch.full((), 2.0, requires_grad=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) * self.temperature
+
+
+def summed(outputs: torch.Tensor, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    loss = nn.functional.mse_loss(outputs, batch["y"], reduction="sum")
+    return {"loss": loss, "rows": torch.full((), float(len(outputs)), device=loss.device)}
+
+
+def test_loss_extra_and_a_sum_are_those_of_plain_pytorch():
+    torch.manual_seed(1)
+    model = Scaled()
+    plain = {"weight": model.layer.weight.detach().clone(), "bias": model.layer.bias.detach().clone()}
+    leaves = [value.requires_grad_() for value in plain.values()] + [torch.full((), 2.0, requires_grad=True)]
+    rows = list(itertools.islice(Vectors(), 6))
+    x, y = (torch.stack([row[name] for row in rows]) for name in ("x", "y"))
+    loss = nn.functional.mse_loss(nn.functional.linear(x, *leaves[:2]) * leaves[2], y, reduction="sum") / 6
+    loss.backward()
+    shape = {"nprocs": 2, "batch_size_per_device": 3}
+    options = {"loss": summed, "extra": {"temperature": model.temperature}, "loss_scaling": "sum_over(rows)"}
+    with start(model, Vectors(), **shape, **options) as manager:
+        result = manager.step()
+        result.raise_for_status()
+        assert result.loss == pytest.approx(loss.item(), rel=1e-5) and result.scalars == {"rows": 6}
+        for own, other in zip(manager.parameters(), leaves, strict=True):
+            torch.testing.assert_close(own.grad, other.grad, rtol=1e-5, atol=1e-6)
 
 
 def test_ties_views_weak_references_and_hooks_are_the_model_s():

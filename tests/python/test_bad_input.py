@@ -8,7 +8,8 @@ from gate import Count
 from torch import nn
 
 import accelmgr
-from accelmgr._runner.replica import Replica, read_outputs
+from accelmgr._runner.outputs import read_outputs
+from accelmgr._runner.replica import Replica
 
 
 class Unpicklable(nn.Module):

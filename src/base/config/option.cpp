@@ -48,6 +48,47 @@ std::string as_written(const RawValue& value) {
                      value.items.front());
 }
 
+// Of the last name of a choice, "sum_over(FIELD)": what stands before FIELD.
+std::string before_argument(const Choice& choice) {
+  const auto& name = choice.names.back();
+  return name.substr(0, name.find('(') + 1);
+}
+
+// The word in `text`, "sum_over(word)", which may be quoted. Only characters that no source needs to quote.
+std::optional<std::string> argument_in(const Choice& choice, std::string_view text) {
+  const auto begin = before_argument(choice);
+  if (!text.starts_with(begin) || !text.ends_with(')')) return std::nullopt;
+  text = text.substr(begin.size(), text.size() - begin.size() - 1);
+  if (text.size() > 1 && text.front() == text.back() && (text.front() == '"' || text.front() == '\''))
+    text = text.substr(1, text.size() - 2);
+  const auto is_plain = [](char c) {
+    return std::isalnum(static_cast<unsigned char>(c)) != 0 ||
+           std::string_view("_-./").find(c) != std::string_view::npos;
+  };
+  if (text.empty() || !std::ranges::all_of(text, is_plain)) return std::nullopt;
+  return std::string(text);
+}
+
+bool store_choice(const Choice& choice, const std::string& text, Config& config) {
+  const auto last = choice.names.size() - 1;
+  auto index = static_cast<std::size_t>(std::ranges::find(choice.names, text) - choice.names.begin());
+  std::optional<std::string> argument;
+  if (choice.argument != nullptr && index >= last) {
+    if (!(argument = argument_in(choice, text)) || text == choice.names.back()) return false;
+    index = last;
+  }
+  if (index > last) return false;
+  choice.set(config, index);
+  if (choice.argument != nullptr) choice.argument(config) = argument.value_or("");
+  return true;
+}
+
+std::string name_in(const Choice& choice, const Config& config) {
+  const auto index = choice.get(config);
+  if (choice.argument == nullptr || index + 1 < choice.names.size()) return choice.names.at(index);
+  return fmt::format("{}{})", before_argument(choice), read(choice.argument, config));
+}
+
 // Stores the word `text` if the option takes it. Returns whether it does.
 bool store_word(const Option& option, const std::string& text, Config& config) {
   return std::visit(Overload{
@@ -62,12 +103,7 @@ bool store_word(const Option& option, const std::string& text, Config& config) {
                           boolean.field(config) = text == "true";
                           return true;
                         },
-                        [&](const Choice& choice) {
-                          const auto name = std::ranges::find(choice.names, text);
-                          if (name == choice.names.end()) return false;
-                          choice.set(config, static_cast<std::size_t>(name - choice.names.begin()));
-                          return true;
-                        },
+                        [&](const Choice& choice) { return store_choice(choice, text, config); },
                         [](const auto&) { return false; },
                     },
                     option.kind);
@@ -172,6 +208,10 @@ void check(const Option& option, const Config& config) {
               throw ConfigError(
                   fmt::format("{} is enumerator {}; it must be {}", option.key, value, allowed(option)),
                   option.key);
+            const auto name = name_in(choice, config);
+            if (Config other; !store_choice(choice, name, other))
+              throw ConfigError(fmt::format("{} is '{}'; it must be {}", option.key, name, allowed(option)),
+                                option.key);
           },
           [&](const TextMap& map) {
             if (read(map.field, config).contains(""))
@@ -192,7 +232,7 @@ std::vector<std::pair<std::string, std::string>> entries(const Option& option, c
             return one(fmt::format("{}", read(number.field, config)));
           },
           [&](const Boolean& boolean) { return one(read(boolean.field, config) ? "true" : "false"); },
-          [&](const Choice& choice) { return one(choice.names.at(choice.get(config))); },
+          [&](const Choice& choice) { return one(name_in(choice, config)); },
           [&](const Text& text) { return one(quoted(read(text.field, config))); },
           [&](const TextList& list) {
             std::vector<std::string> items;

@@ -72,6 +72,8 @@ struct Choice {
   std::function<void(Config&, std::size_t)> set;
   std::map<std::string, std::string> refused =
       {};  ///< Names that users may expect here, each with the reason why it is refused.
+  /// Not null: the last name, `sum_over(FIELD)`, takes a word in place of FIELD, which is stored here.
+  Field<std::string> argument = nullptr;
 };
 
 struct Text {

@@ -52,6 +52,17 @@ constexpr double longest_seconds = 1e8;
 // Catches typing errors in values from which memory sizes follow. The real bound is the available memory.
 constexpr int largest_count = 1 << 20;
 
+Option loss_scaling_option() {
+  auto option = choice(
+      "loss_scaling", [](Config & config) -> auto& { return config.loss_scaling.kind; },
+      {"runners", "samples", "sum", "sum_over(FIELD)"},
+      "How micro-batches are weighted in the mean: all alike, or by their number of samples. sum: losses are "
+      "sums, as of reduction=\"sum\", and so is the gradient. sum_over(tokens): losses are sums, and the "
+      "gradient is divided by the total of the number `tokens` of the model's outputs.");
+  std::get<Choice>(option.kind).argument = [](Config & config) -> auto& { return config.loss_scaling.field; };
+  return option;
+}
+
 std::vector<Option> run_options() {
   return {
       number(
@@ -72,8 +83,7 @@ std::vector<Option> run_options() {
       number(KEY(abort_grace), {.min = 0, .max = longest_seconds},
              "Seconds a runner may take to leave an aborted step before it is killed."),
       plain<Boolean>(KEY(deterministic), "Ask torch for deterministic algorithms."),
-      choice(KEY(loss_scaling), {"runners", "samples"},
-             "How micro-batches are weighted in the mean: all alike, or by their number of samples."),
+      loss_scaling_option(),
       choice(
           KEY(on_nonfinite), {"abort", "skip_batch", "keep"},
           "What happens when a loss or gradient is infinite or NaN. abort: the step does not count, and its "

@@ -91,7 +91,7 @@ std::string phases_of(const session::Session& session, const Config& config, ses
   return text;
 }
 
-void fill(StepResult& result, const session::Session& session) {
+void fill(StepResult& result, const session::Session& session, const std::string& total_name) {
   const auto& request = session.control().request;
   result.step = session.counters(session.word().index).steps;
   result.parameter_version = session.control().parameter_version.load();
@@ -116,7 +116,7 @@ void fill(StepResult& result, const session::Session& session) {
       auto found = std::find_if(result.scalars.begin(), result.scalars.end(),
                                 [&](const auto& s) { return s.first == name; });
       if (found == result.scalars.end()) found = result.scalars.insert(found, {name, 0.0});
-      found->second += scalar.sum * scale;
+      found->second += name == total_name ? scalar.sum : scalar.sum * scale;
     }
   }
   result.compute_ms = double(compute_ns) / 1e6;

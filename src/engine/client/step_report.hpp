@@ -33,8 +33,9 @@ class Standings {
 std::string phases_of(const session::Session& session, const Config& config, session::RankMask ranks,
                       Standings* standings = nullptr);
 
-/// Fills in what the session says of the last attempt. If it has not counted, only step and version.
-void fill(StepResult& result, const session::Session& session);
+/// Fills in what the session says of the last attempt. If it has not counted, only step and version. Scalars
+/// are means as the loss is, except `total_name`, which is a sum.
+void fill(StepResult& result, const session::Session& session, const std::string& total_name);
 session::StepRecord record_of(const StepResult& result);
 
 /// The last losses, three at most, the oldest first.

@@ -29,6 +29,15 @@ using session::Reason;
 using session::RunnerState;
 
 double ms(std::uint64_t ns) { return double(ns) / 1e6; }
+
+session::LossWeights weights_of(const LossScaling& scaling) {
+  using session::LossWeights;
+  constexpr LossWeights weights[]{LossWeights::micro_batches, LossWeights::samples, LossWeights::none,
+                                  LossWeights::field};
+  static_assert(std::size(weights) == LossScaling::sum_over + 1);
+  return weights[scaling.kind];
+}
+
 }  // namespace
 
 LeftGradients left_in(const session::Session& session) {
@@ -102,7 +111,8 @@ StepResult Stepper::step(const StepOptions& options, double timeout_s) {
   result.rank = outcome.rank;
   if (result.status == StepStatus::runner_lost) result.causes = last_causes(session_);
   if (result.status == StepStatus::manager_lost && manager_loss_) result.causes = {*manager_loss_};
-  fill(result, session_);
+  fill(result, session_, config_.loss_scaling.field);
+  refuse_without_weight(result);
   if (result.counted) nonfinite_in_a_row_ = result.nonfinite ? nonfinite_in_a_row_ + 1 : 0;
   if (result.counted) touched_.committed(result.attempt, options.accumulate);
   if (result.counted && !options.accumulate) view_.control().zeroed_step.store(result.step - 1);
@@ -123,6 +133,23 @@ StepResult Stepper::step(const StepOptions& options, double timeout_s) {
   base::set_log_step(result.step + 1);
   if (patience.thrown()) std::rethrow_exception(patience.thrown());  // Too late: the attempt was committed.
   return result;
+}
+
+// Each runner sees its own micro-batches alone: only when a step is committed is it known that its total is
+// 0.
+void Stepper::refuse_without_weight(StepResult& result) const {
+  const auto& field = config_.loss_scaling.field;
+  if (!result.counted || field.empty() || session::tally(session_, session_.control().request).weight != 0)
+    return;
+  result.nonfinite = true;
+  const auto text = fmt::format(
+      "'{}' of the model's outputs adds up to 0 over all micro-batches of the step, so there is nothing to "
+      "divide by (loss_scaling sum_over({})); the step has added nothing to the gradients",
+      field, field);
+  if (config_.on_nonfinite != NonfinitePolicy::abort || result.status != StepStatus::ok)
+    return base::log().warn("{}", text);
+  result.status = StepStatus::nonfinite;
+  result.error = text;
 }
 
 void Stepper::check_repeatable() const {
@@ -298,7 +325,7 @@ Stepper::Outcome Stepper::attempt(Purpose purpose, const StepOptions& options, c
               .accumulate = options.accumulate,
               .shares = options.repeat ? last_shares() : session_.sharding().shares,
               .batch_size = static_cast<std::uint32_t>(config_.batch_size_per_device),
-              .by_samples = config_.loss_scaling == LossScaling::samples,
+              .loss_weights = weights_of(config_.loss_scaling),
               .mean_buffers = config_.buffers.policy == BufferPolicy::mean,
               .refuse_nonfinite = !keep,
               .refuse_overflow = loss_scaler_.can_lower(loss_scale),

@@ -83,6 +83,7 @@ class Stepper {
   };
   std::uint64_t step_under_way() const noexcept;
   void check_repeatable() const;
+  void refuse_without_weight(StepResult& result) const;
   session::Shares last_shares() const noexcept;
   Outcome attempt(Purpose purpose, const StepOptions& options, const base::Patience& patience,
                   StepResult& result);

@@ -315,12 +315,14 @@ std::optional<Batches::Filled> Runner::next_batch() {
 }
 
 // The divisor makes the sum over the micro-batches of all runners a mean. With loss_scaling=samples a partial
-// batch weighs less, by its number of samples. The loss scale is part of the divisor, so no replica knows of
-// it.
+// batch weighs less, by its number of samples. With sum and sum_over it stays a sum; the reduction divides
+// it. The loss scale is part of the divisor, so no replica knows of it.
 void Runner::micro_batch(Batches::Filled filled) {
   const auto& request = session_.control().request;
-  auto divisor = double(session::total_of(request.shares, request.participants));
-  if (request.by_samples != 0 && filled.elements != request.batch_size)
+  using session::LossWeights;
+  const bool is_sum = request.loss_weights == LossWeights::none || request.loss_weights == LossWeights::field;
+  auto divisor = is_sum ? 1.0 : double(session::total_of(request.shares, request.participants));
+  if (request.loss_weights == LossWeights::samples && filled.elements != request.batch_size)
     divisor *= double(request.batch_size) / double(filled.elements);
   divisor /= request.loss_scale;
   enter(Phase::forward);
@@ -370,11 +372,17 @@ void Runner::compute() {
 void Runner::check_finite() {
   const auto& request = session_.control().request;
   const auto names = gradients_.nonfinite();
-  const bool finite_loss = std::isfinite(ballot_.loss);
+  const bool good_weight = std::isfinite(ballot_.weight) && ballot_.weight >= 0;
+  const bool finite_loss = std::isfinite(ballot_.loss) && good_weight;
   if (names.empty() && finite_loss) return;
   const bool overflow = finite_loss && request.refuse_overflow != 0;
   ballot_.nonfinite = 1;
   if (!overflow && request.refuse_nonfinite == 0) return;
+  if (!good_weight)
+    throw AttemptRefused{Reason::nonfinite,
+                         fmt::format("'{}' of the model's outputs adds up to {}, by which loss_scaling "
+                                     "sum_over({}) cannot divide",
+                                     config_.loss_scaling.field, ballot_.weight, config_.loss_scaling.field)};
   const auto scale = request.loss_scale == 1 ? "" : fmt::format(", loss scale {}", request.loss_scale);
   throw AttemptRefused{overflow ? Reason::overflow : Reason::nonfinite,
                        names.empty() ? fmt::format("the loss is {}", ballot_.loss)
@@ -387,7 +395,20 @@ void Runner::collect() {
   if (left_) throw AttemptRefused{Reason::none, {}};  // The gradients may be incomplete.
   team_part_->done();
   ballot_.loss = totals.loss / session_.control().request.loss_scale;
+  keep_weight(totals.scalars);
   keep_scalars(totals.scalars);
+}
+
+// The number by whose total the reduction divides.
+void Runner::keep_weight(const std::vector<std::pair<std::string, double>>& scalars) {
+  const auto& name = config_.loss_scaling.field;
+  if (name.empty() || ballot_.micro_batches == 0) return;
+  const auto found = std::ranges::find(scalars, name, &std::pair<std::string, double>::first);
+  if (found == scalars.end())
+    throw ModelError(fmt::format(
+        "the model's outputs have no number '{}', by whose total loss_scaling sum_over({}) divides", name,
+        name));
+  ballot_.weight = found->second / session_.control().request.loss_scale;
 }
 
 void Runner::keep_scalars(const std::vector<std::pair<std::string, double>>& scalars) {

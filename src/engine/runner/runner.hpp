@@ -73,6 +73,7 @@ class Runner final : private replica::Sink {
   void load_committed_state();
   void load_state();
   replica::State state_in(std::uint32_t index) const;
+  void keep_weight(const std::vector<std::pair<std::string, double>>& scalars);
   void keep_scalars(const std::vector<std::pair<std::string, double>>& scalars);
   void tell_of_scalars(const std::vector<std::string>& left_out);
   bool is_first() const noexcept;

@@ -84,6 +84,7 @@ Tally tally(const Session& session, const Request& request) noexcept {
     if ((request.participants >> rank & 1) == 0) continue;
     const auto& ballot = session.record(rank).ballot;
     total.loss += ballot.loss;
+    total.weight += ballot.weight;
     total.samples += ballot.samples;
     total.elements += ballot.elements;
     total.micro_batches += ballot.micro_batches;

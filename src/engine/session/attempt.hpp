@@ -36,7 +36,8 @@ bool close_if_over(const View& view, std::uint64_t attempt) noexcept;
 
 /// The sum of the participants' ballots.
 struct Tally {
-  double loss = 0;  ///< Weighted sum; times mean_scale(), the mean loss.
+  double loss = 0;    ///< Weighted sum; times mean_scale(), the mean loss.
+  double weight = 0;  ///< By which LossWeights::field divides.
   std::uint64_t samples = 0;
   std::uint64_t elements = 0;
   std::uint64_t micro_batches = 0;
@@ -49,10 +50,13 @@ Tally tally(const Session& session, const Request& request) noexcept;
 /// The factor that makes the sum of a step's losses or gradients their mean; 1 for a full step. Runners
 /// divide the loss of each micro-batch by the number of all micro-batches; with `loss_scaling: samples` a
 /// partial micro-batch counts samples / batch_size of a full one. In a short step, where micro-batches or
-/// samples are missing, that divisor is too large.
+/// samples are missing, that divisor is too large. With `sum` and `sum_over` runners divide by nothing, since
+/// none knows the total of a step; sums over nothing are 0.
 inline double mean_scale(const Request& request, const Tally& tally) {
+  if (request.loss_weights == LossWeights::none) return 1.0;
+  if (request.loss_weights == LossWeights::field) return tally.weight == 0 ? 0.0 : 1 / tally.weight;
   const auto full = total_of(request.shares, request.participants);
-  if (request.by_samples) {
+  if (request.loss_weights == LossWeights::samples) {
     const auto full_samples = full * request.batch_size;
     return tally.samples == 0 || tally.samples == full_samples ? 1.0
                                                                : double(full_samples) / double(tally.samples);

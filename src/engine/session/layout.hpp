@@ -33,7 +33,7 @@
 namespace accelmgr::session {
 
 constexpr std::uint64_t magic = 0x52474d4c45434341ull;  // "ACCELMGR"
-constexpr std::uint32_t layout_version = 17;
+constexpr std::uint32_t layout_version = 18;
 constexpr std::size_t region_alignment = 64;
 constexpr std::size_t big_region_alignment = std::size_t{2} << 20;
 constexpr std::size_t chunk_bytes = 4096;      ///< Master gradients are undone in units of this size.
@@ -175,13 +175,16 @@ class SharedRanks {
   std::atomic<RankMask> ranks_;
 };
 
+/// By what losses and gradients are divided: `loss_scaling`.
+enum class LossWeights : std::uint32_t { micro_batches, samples, none, field };
+
 /// The host's request for an attempt. The host writes it while the step word is closed.
 struct Request {
   SharedRanks participants;
   std::uint32_t accumulate = 0;  ///< 1: master += mean gradient; 0: master = mean gradient.
   Shares shares{};               ///< Those of the sharding.
   std::uint32_t batch_size = 0;
-  std::uint32_t by_samples = 0;        ///< 1: `loss_scaling: samples`.
+  LossWeights loss_weights = LossWeights::micro_batches;
   std::uint32_t mean_buffers = 0;      ///< 1: `buffers.policy: mean`.
   std::uint32_t refuse_nonfinite = 0;  ///< 1: runners refuse the attempt at a non-finite loss or gradient.
   std::uint32_t refuse_overflow = 0;   ///< 1: they refuse it as Reason::overflow if only gradients are not.
@@ -262,7 +265,8 @@ struct Scalar {
 
 /// The results of a runner in an attempt. It writes them before its vote.
 struct Ballot {
-  double loss;  ///< Weighted sum over its micro-batches (see engine/session/attempt.hpp).
+  double loss;    ///< Weighted sum over its micro-batches (see engine/session/attempt.hpp).
+  double weight;  ///< LossWeights::field: the sum of that number of the model's outputs. Otherwise 0.
   std::uint64_t samples;
   std::uint64_t elements;  ///< Taken from the queue: `samples`, or the skipped ones.
   std::uint32_t micro_batches;

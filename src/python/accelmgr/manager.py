@@ -16,6 +16,7 @@ import torch
 from accelmgr import _native
 from accelmgr._common import arguments
 from accelmgr._common.child import embed
+from accelmgr._common.objective import Extra, Loss, made_whole, whole
 from accelmgr._host import optimizers, program, sharing, status
 from accelmgr._host import start_method as start_methods
 from accelmgr._host.binding import Binding
@@ -48,8 +49,8 @@ class Manager(Driver):
         The module's parameters and their `.grad` become the session's memory: an optimizer steps on them in place. Each
         parameter has its dtype: float64, float32, bfloat16, float16, complex64 or complex128, or, if it is frozen, any
         other. `.grad` is None until a step gives a gradient. The model returns
-        a mapping with "loss", a tuple that begins with the loss, or the loss. Other 0-d numbers of a mapping arrive in
-        `StepResult.scalars`, averaged like the loss.
+        a mapping, a dataclass or a named tuple with "loss", another tuple that begins with the loss, or the loss. Other
+        numbers that have names, of Python, NumPy or torch, arrive in `StepResult.scalars`, averaged like the loss.
         For modules that cannot be pickled (locks, open files), pass a function without arguments that makes the module.
         It is called once here, and once in each other process unless the start method is `fork`. `manager.model` is the
         module that it made here.
@@ -65,6 +66,14 @@ class Manager(Driver):
         manager process reads a dataset that can be pickled. A thread of this process reads any other one (a generator,
         for instance) and sends the elements to the manager process.
         None: the configuration names the dataset (`data.kind`, `data.factory`).
+    loss: what computes the loss of what the model returns, if the script does: a criterion (a module, or a function of
+        torch.nn.functional), which gets outputs and targets, or another function, which gets outputs and the whole
+        batch. It returns what a model returns. The model is called without the targets: of a tuple the last element,
+        unless forward() has no default for any; of a mapping the entries that forward() does not name. A batch that is
+        neither goes to both. Or the place of the loss in what the model returns: 1, "nll".
+    extra: modules and tensors outside the model that are trained with it: `[criterion]`, or `{"log_alpha": tensor}`.
+        Their parameters are the session's, named `extra.0.weight`, or by the mapping's names; those of a `loss` that is
+        a module are named `loss.weight`. parameters() has them behind those of the model.
     collate_fn: makes a batch of a list of elements, in the runner. None: elements of tensors are stacked as they are
         written to shared memory, at no further cost.
     nprocs, prefetch, batch_size_per_device, grad_accumulation_steps, seed_base: as in the configuration.
@@ -108,6 +117,8 @@ class Manager(Driver):
         model: torch.nn.Module | Callable[[], torch.nn.Module] | str | None = None,
         dataset: Iterable[Any] | str | None = None,
         *,
+        loss: Loss | None = None,
+        extra: Extra | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         nprocs: int | None = None,
         prefetch: int | None = None,
@@ -141,11 +152,17 @@ class Manager(Driver):
                 raise ModelError(f"{name}, which must return a torch.nn.Module, returned a {type(model).__name__}")
         arguments.check(model, dataset, collate_fn)
         self._weights: Weights | None = None
+        self._loss, self._extra = loss, extra
         if isinstance(model, torch.nn.Module):
             self._check_unbound(model)
+            model = self._whole(model)
+            if self._factory is not None:
+                self._factory = functools.partial(made_whole, self._factory, loss, extra)
             if weights is not None:
                 self._weights = Weights(weights)
                 self._weights.check(model)
+        elif loss is not None or extra:
+            raise ConfigError("loss and extra have no effect with a model that this process does not have", "loss")
         if max_element_bytes is not None and arguments.is_named(dataset):
             raise ConfigError("max_element_bytes has no effect with a built-in dataset", "max_element_bytes")
         super().__init__(model if isinstance(model, torch.nn.Module) else None)
@@ -205,6 +222,13 @@ class Manager(Driver):
         if (owner := _owners.get(model)) is not None and (other := owner()) is not None and not other._stopped:
             raise UsageError("this model belongs to another manager already; stop() that one first, or pass a copy")
 
+    def _whole(self, model: torch.nn.Module) -> torch.nn.Module:
+        """The model with its loss and what else is trained."""
+        found = whole(model, self._loss, self._extra)
+        if found is not model:
+            arguments.check(found, None, None)
+        return found
+
     def _load(self, own: list[str]) -> _native.Handle:
         """`own`: settings that this class adds; the user has not given them."""
         environment = {name: value for name, value in os.environ.items() if name.startswith("ACCELMGR_")}
@@ -262,11 +286,12 @@ class Manager(Driver):
         self._delivery.follow(self)
         self._following = self._delivery.following() if self._refreshes == "auto" else None
         if self._model is not None:
-            _owners[self._model] = weakref.ref(self)
+            assert self.model is not None
+            _owners[self.model] = weakref.ref(self)
             if self._handle.resumed is not None:
                 self._resumed = self._handle.resumed
                 self.sync_buffers()
-            if not self._model.training:
+            if not self.model.training:
                 logger.warning(
                     "the model is in evaluation mode (model.training is False), and runners compute in that mode; "
                     "model.train() turns on dropout and batch statistics"
@@ -326,15 +351,17 @@ class Manager(Driver):
         self._check_owner("rebind")
         if self._stopped:
             raise UsageError("rebind() was called after stop()")
-        changed = self._model if model is None else model
+        changed = self.model if model is None else model
         arguments.check(changed, None, None)
         if not isinstance(changed, torch.nn.Module):
             raise ModelError(f"rebind(): the model is a {type(changed).__name__}; it must be a torch.nn.Module")
-        if changed is not self._model:
+        if changed is not self.model:
             self._check_unbound(changed)
+        former, changed = self.model, self._whole(changed)
         self._delivery.check_model(changed, self._method)
         self._continues = self._end_processes()
-        _owners.pop(self._model, None)
+        if former is not None:
+            _owners.pop(former, None)
         self._model = changed
         self._delivery.change_model(changed)
         self.start()

@@ -50,6 +50,26 @@ std::string another_value(const Option& option) {
   return "";
 }
 
+TEST(ConfigTable, TakesAWordInAChoice) {
+  for (const auto* text : {"sum_over(tokens)", "sum_over(\"tokens\")", "sum_over('tokens')"}) {
+    const auto loaded = load_text(std::string("loss_scaling: ") + text);
+    EXPECT_EQ(loaded.config.loss_scaling, LossScaling(LossScaling::sum_over, "tokens")) << text;
+    EXPECT_EQ(load_config("", {}, {{"ACCELMGR_LOSS_SCALING", text}}).config, loaded.config) << text;
+    EXPECT_EQ(load_text("loss_scaling: samples", {std::string("loss_scaling=") + text}).config, loaded.config)
+        << text;
+  }
+  const auto over = load_text("loss_scaling: sum_over(tokens)", {"loss_scaling=sum"});
+  EXPECT_EQ(over.config.loss_scaling, LossScaling::sum) << "the word goes with its name";
+  for (const auto* text :
+       {"sum_over", "sum_over()", "sum_over(FIELD", "sum_over(a b)", "sum_over(\"\")", "sums"})
+    EXPECT_TRUE(says(refusal([&] { load_config("", Sets{std::string("loss_scaling=") + text}, {}); }),
+                     {"loss_scaling is '", "it must be runners or samples or sum or sum_over(FIELD)"}))
+        << text;
+  Config made;
+  made.loss_scaling = LossScaling::sum_over;
+  EXPECT_TRUE(says(refusal([&] { validate(made); }), {"loss_scaling is 'sum_over()'; it must be"}));
+}
+
 TEST(ConfigTable, SetsOfEachOptionItsOwnFieldAlone) {
   const Config defaults;
   for (const auto& option : options()) {

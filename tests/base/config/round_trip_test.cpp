@@ -49,7 +49,10 @@ struct Arbitrary {
   }
   void operator()(const Boolean& boolean) const { boolean.field(config) = *rc::gen::arbitrary<bool>(); }
   void operator()(const Choice& choice) const {
-    choice.set(config, *rc::gen::inRange<std::size_t>(0, choice.names.size()));
+    const auto index = *rc::gen::inRange<std::size_t>(0, choice.names.size());
+    choice.set(config, index);
+    if (choice.argument != nullptr && index + 1 == choice.names.size())
+      choice.argument(config) = *rc::gen::element("tokens", "0", "true", "null", "loss/tokens", "-1.5_");
   }
   void operator()(const Text& text) const { text.field(config) = any_text(); }
   void operator()(const TextList& list) const {

@@ -8,6 +8,7 @@
 #include <array>
 #include <cstring>
 #include <functional>
+#include <string>
 
 #include "base/ipc/process.hpp"
 #include "base/ipc/socket.hpp"
@@ -85,12 +86,14 @@ class Product final : public replica::Replica {
 /// Rank 0 of two, which computes on batches of ones.
 class RunnerTest : public testing::Test {
  protected:
-  explicit RunnerTest(Product::Waits waits = Product::Waits::never, std::uint64_t published = batches)
+  explicit RunnerTest(Product::Waits waits = Product::Waits::never, std::uint64_t published = batches,
+                      const LossScaling& scaling = {})
       : published_(published) {
     replica::register_factory(
         "product", [waits](const Config&, replica::Role) { return std::make_unique<Product>(waits); });
     config_.model.kind = "product";
     config_.nprocs = 2;
+    config_.loss_scaling = scaling;
     config_.runners.threads = 1;
     auto [ours, theirs] = ipc::socket_pair();
     lifeline_ = std::move(ours);
@@ -189,6 +192,40 @@ TEST_F(RunnerTest, SaysWhichMicroBatchIsTheLast) {
   const auto& ballot = session_.record(0).ballot;
   ASSERT_EQ(ballot.scalars, 1u);
   EXPECT_EQ(ballot.scalar[0].sum, 2);
+}
+
+class SummingRunnerTest : public RunnerTest {
+ protected:
+  explicit SummingRunnerTest(const char* field = "last")
+      : RunnerTest(Product::Waits::never, batches, {LossScaling::sum_over, field}) {}
+  session::Request request() {
+    return {.participants = both,
+            .shares = session::even_shares(2),
+            .batch_size = 1,
+            .loss_weights = session::LossWeights::field};
+  }
+};
+
+TEST_F(SummingRunnerTest, DividesByNothingAndVotesWithTheWeight) {
+  session::open_attempt(session_, request());
+  for (const auto deadline = soon(); session_.word().mask == 0 && !deadline.passed();) sched_yield();
+  ASSERT_EQ(session_.word().mask, 1u);
+  EXPECT_EQ(session_.record(0).ballot.weight, 2);
+  EXPECT_EQ(session_.record(0).ballot.loss, 8);
+}
+
+class WeightlessRunnerTest : public SummingRunnerTest {
+ protected:
+  WeightlessRunnerTest() : SummingRunnerTest("tokens") {}
+};
+
+TEST_F(WeightlessRunnerTest, RefusesOutputsWithoutTheNumber) {
+  const auto attempt = session::open_attempt(session_, request());
+  for (const auto deadline = soon(); !session_.word().abort && !deadline.passed();) sched_yield();
+  const auto& record = session_.record(0);
+  EXPECT_EQ(record.reason_attempt, attempt);
+  EXPECT_EQ(record.reason, session::Reason::model_error);
+  EXPECT_NE(std::string(record.error).find("no number 'tokens', by whose total"), std::string::npos);
 }
 
 TEST_F(RunnerTest, ComputesItsShareAndDividesByTheMicroBatchesOfAll) {

@@ -49,12 +49,14 @@ class ReductionTest : public testing::TestWithParam<std::tuple<int, Model>> {
     return (rank + 1) * 10 + double(tensor) + double(i % 64);
   }
 
+  /// Of its losses; LossWeights::field divides by the sum.
+  static double weight(int rank) { return 2.5 * rank + 1; }
+
   std::uint64_t commit(bool accumulate, bool mean_buffers = false) {
     return commit(Request{.participants = all_ranks(ranks()),
                           .accumulate = accumulate,
                           .shares = even_shares(1),
                           .batch_size = 4,
-                          .by_samples = 0,
                           .mean_buffers = mean_buffers,
                           .parameter_version = 0});
   }
@@ -66,6 +68,7 @@ class ReductionTest : public testing::TestWithParam<std::tuple<int, Model>> {
       reduction_.reset_cursor(rank, attempt);
       auto& ballot = session().record(rank).ballot;
       ballot.loss = 1.0;
+      ballot.weight = weight(rank);
       ballot.samples = 4;
       ballot.micro_batches = 1;
       ballot.nonfinite = nonfinite && rank == ranks() - 1;
@@ -167,6 +170,22 @@ TEST_P(ReductionTest, TheNextLossScaleIsThatOfTheLastStepWithFiniteValues) {
   EXPECT_EQ(good_steps(), 6u);
 }
 
+// The weights are in the ballots, so a process that takes slices over divides by the same total.
+TEST_P(ReductionTest, DividesByTheWeightsOfAllRanksWhoeverFinishes) {
+  double total = 0;
+  for (int rank = 0; rank < ranks(); ++rank) total += weight(rank);
+  const auto attempt = commit(Request{.participants = all_ranks(ranks()),
+                                      .accumulate = 1,
+                                      .shares = even_shares(1),
+                                      .batch_size = 4,
+                                      .loss_weights = LossWeights::field});
+  const auto before = master();
+  const Reduction other(session(), small_.manifest);
+  for (int rank = 0; rank < ranks(); ++rank) (rank == 0 ? reduction_ : other).finish_slice(rank, attempt);
+  EXPECT_TRUE(close_if_over(session(), attempt));
+  EXPECT_EQ(master(), expected(before, true, 1 / total));
+}
+
 INSTANTIATE_TEST_SUITE_P(Ranks, ReductionTest,
                          testing::Combine(testing::Values(1, 2, 3, 5), testing::ValuesIn(models)),
                          [](const auto& info) {
@@ -177,21 +196,29 @@ TEST(Mean, IsOverTheMicroBatchesOrSamplesOfTheParticipantsAlone) {
   struct Case {
     RankMask participants;
     Shares shares;
-    std::uint32_t by_samples;
+    LossWeights weights;
     std::uint64_t samples, micro_batches;
     double scale;
+    double weight = 0;
   };
   const Shares unequal{{1, 9, 3}};
-  for (const auto& c : {Case{0b11, even_shares(3), 0, 24, 6, 1.0},  // A full step.
-                        Case{0b11, even_shares(3), 0, 10, 3, 2.0}, Case{0b11, even_shares(3), 1, 12, 3, 2.0},
-                        Case{0b101, unequal, 0, 16, 4, 1.0}, Case{0b101, unequal, 0, 5, 2, 2.0},
-                        Case{0b101, unequal, 1, 5, 2, 3.2}}) {
+  for (const auto& c : {Case{0b11, even_shares(3), LossWeights::micro_batches, 24, 6, 1.0},  // A full step.
+                        Case{0b11, even_shares(3), LossWeights::micro_batches, 10, 3, 2.0},
+                        Case{0b11, even_shares(3), LossWeights::samples, 12, 3, 2.0},
+                        Case{0b101, unequal, LossWeights::micro_batches, 16, 4, 1.0},
+                        Case{0b101, unequal, LossWeights::micro_batches, 5, 2, 2.0},
+                        Case{0b101, unequal, LossWeights::samples, 5, 2, 3.2},
+                        Case{0b101, unequal, LossWeights::none, 5, 2, 1.0},
+                        Case{0b11, even_shares(3), LossWeights::field, 10, 3, 0.25, 4},
+                        Case{0b11, even_shares(3), LossWeights::field, 10, 3, 0, 0}}) {
     const Request request{
-        .participants = c.participants, .shares = c.shares, .batch_size = 4, .by_samples = c.by_samples};
-    EXPECT_EQ(
-        mean_scale(request,
-                   {.loss = 0, .samples = c.samples, .micro_batches = c.micro_batches, .nonfinite = false}),
-        c.scale)
+        .participants = c.participants, .shares = c.shares, .batch_size = 4, .loss_weights = c.weights};
+    EXPECT_EQ(mean_scale(request, {.loss = 0,
+                                   .weight = c.weight,
+                                   .samples = c.samples,
+                                   .micro_batches = c.micro_batches,
+                                   .nonfinite = false}),
+              c.scale)
         << c.samples << " samples";
   }
 }

@@ -37,6 +37,13 @@ std::byte pattern(std::size_t i, int salt) {
   return static_cast<std::byte>((i * 31 + static_cast<std::size_t>(salt) * 7) & 255);
 }
 
+// Both kinds of divisors come from the ballots: the number of micro-batches, and the sum of weights.
+LossWeights weights_of(const Death& death) {
+  return death.accumulate ? LossWeights::field : LossWeights::micro_batches;
+}
+
+double weight_of(int rank) { return 3 * rank + 1; }
+
 // Rank 0 computes one micro-batch too few, so that the mean is not just a sum.
 std::uint32_t micro_batches_of(int rank) { return rank == 0 ? 1 : micro_batches; }
 
@@ -94,6 +101,7 @@ std::uint64_t SmallStep::open() {
                                                      .accumulate = death_.accumulate,
                                                      .shares = even_shares(micro_batches),
                                                      .batch_size = 4,
+                                                     .loss_weights = weights_of(death_),
                                                      .mean_buffers = 1});
   for (int rank = 0; rank < death_.ranks; ++rank)
     for (std::size_t tensor = 0; tensor < small_.manifest.tensors.size(); ++tensor)
@@ -110,6 +118,7 @@ void SmallStep::vote(Session& session, const Reduction& reduction, int rank, std
   std::memcpy(session.generator(other, rank), state_.data(), generator_bytes);
   auto& ballot = session.record(rank).ballot;
   ballot.loss = 0.5;
+  ballot.weight = weight_of(rank);
   ballot.micro_batches = micro_batches_of(rank);
   ballot.samples = ballot.elements = 4 * ballot.micro_batches;
   cast_vote({session, rank}, attempt);
@@ -209,10 +218,12 @@ std::string SmallStep::wrong_when_made_again() {
   return difference.empty() ? difference : "made again after an abort: " + difference;
 }
 
-// Expects the sum in the order of the ranks, times the scale of the mean.
+// Expects the sum in the order of the ranks, times the scale of the mean, or of the weights.
 std::string SmallStep::undisturbed_wrong() {
   const std::uint32_t full = micro_batches * static_cast<std::uint32_t>(death_.ranks);
-  const auto scale = double(full) / double(full - 1);
+  double weights = 0;
+  for (int rank = 0; rank < death_.ranks; ++rank) weights += weight_of(rank);
+  const auto scale = weights_of(death_) == LossWeights::field ? 1 / weights : double(full) / double(full - 1);
   auto gradients = counted_.gradients;
   const auto found = numbers_in(gradients.data(), small_.manifest);
   auto expected = found;

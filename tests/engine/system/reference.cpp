@@ -67,6 +67,7 @@ Reference::Step Reference::step(const Tensors& parameters) {
   const auto weight = [&](const MicroBatch& batch) { return by_samples ? double(batch.elements) : 1.0; };
   double weights = 0;
   for (const auto& batch : batches) weights += weight(batch);
+  if (config_.loss_scaling == LossScaling::sum) weights = 1;
 
   Step out;
   for (const auto& batch : batches) {

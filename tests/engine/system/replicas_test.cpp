@@ -75,14 +75,16 @@ TEST_P(Replicas, ComputeTheGradientsOfOneProcessForAnyShape) {
   EXPECT_TRUE(ok);
 }
 
-TEST_P(Replicas, ComputeAnUnevenLastStepByItsSamples) {
+TEST_P(Replicas, ComputeAnUnevenLastStepByItsSamplesOrAsASum) {
   auto config = perceptron_config({.inputs = 4, .hidden = 6}, GetParam());
   config.nprocs = 2;
   config.data.elements = 2 * 3 + 5;  // A step of six elements. Of the other five, rank 0 gets three.
   config.data.epochs = 1;
   config.data.drop_last = false;
-  config.loss_scaling = LossScaling::samples;
-  expect_as_reference(config, 2, 1e-6);
+  for (const auto scaling : {LossScaling::samples, LossScaling::sum}) {
+    config.loss_scaling = scaling;
+    expect_as_reference(config, 2, 1e-6);
+  }
 }
 
 /// Gradients of three steps, and the buffers.

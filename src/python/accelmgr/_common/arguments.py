@@ -182,6 +182,12 @@ def check(model: Any, dataset: Any, collate_fn: Any) -> None:
     _check_modules(model)
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         _check_memory(name, tensor)
+    for name, buffer in model.named_buffers():
+        if buffer.requires_grad and buffer.is_leaf:
+            raise ModelError(
+                f"buffer '{name}' requires a gradient, but buffers are not trained: make it an nn.Parameter, or call "
+                "requires_grad_(False)"
+            )
     parameters = list(model.named_parameters())
     if not parameters:
         raise ModelError("the model has no parameters; there is nothing to train")

@@ -73,6 +73,17 @@ def mapped(
     return of(value)
 
 
+def tensors_in(inputs: Any) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+
+    def noted(tensor: torch.Tensor) -> torch.Tensor:
+        found.append(tensor)
+        return tensor
+
+    mapped(noted, inputs)
+    return found
+
+
 def as_tensor(value: Any) -> torch.Tensor | None:
     """`value` as a contiguous tensor on the CPU, as default_collate makes it of numbers; None if it cannot be one."""
     if isinstance(value, torch.Tensor):

@@ -72,5 +72,5 @@ def culprit(value: Any, path: str, depth: int = 4) -> str:
         attributes = vars(value)
     for name, attribute in attributes.items() if depth > 0 else ():
         if not is_picklable(attribute):
-            return culprit(attribute, f"{path}.{name}", depth - 1)
+            return culprit(attribute, f"{path}.{name}" if name else path, depth - 1)
     return f"{path} ({type(value).__module__}.{type(value).__qualname__})"

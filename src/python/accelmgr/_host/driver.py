@@ -13,6 +13,7 @@ import torch
 from accelmgr import _native
 from accelmgr._common import checkpoint_state as _state
 from accelmgr._common import memory
+from accelmgr._common.objective import model_of
 from accelmgr._host import optimizers
 from accelmgr._host.binding import Binding
 from accelmgr.errors import UsageError
@@ -132,7 +133,7 @@ class Driver:
     @property
     def model(self) -> torch.nn.Module | None:
         """The model that was passed; its parameters are the master's. None for a built-in model."""
-        return self._model
+        return model_of(self._model)
 
     def named_parameters(self) -> list[tuple[str, torch.Tensor]]:
         """The master's parameters, each once, in the master's order. Views: the memory is that of the model's."""
@@ -142,8 +143,8 @@ class Driver:
     def parameters(self) -> list[torch.nn.Parameter]:
         """The parameters for an optimizer: leaves whose memory and `.grad` are the master's.
 
-        They are those of `model.parameters()`, in that order. For a built-in model, of which this process has no
-        module, they are in the master's order.
+        They are those of `model.parameters()`, in that order, then those of `extra` and `loss`. For a built-in model,
+        of which this process has no module, they are in the master's order.
         """
         if self._binding is None:
             return list(self._model.parameters()) if self._model is not None else []
@@ -155,12 +156,12 @@ class Driver:
         return list(self._bound.master.gradients)
 
     def get_aggregated_gradients(self) -> list[torch.Tensor]:
-        """The master's gradients in the order of `model.parameters()`; views of shared memory, no copies."""
+        """The master's gradients in the order of `parameters()`; views of shared memory, no copies."""
         self._check_owner("get_aggregated_gradients")
         return self._bound.gradients()
 
     def gradients32(self) -> list[torch.Tensor]:
-        """The master's gradients in the order of `model.parameters()`, in float32 where the parameter has 16 bits.
+        """The master's gradients in the order of `parameters()`, in float32 where the parameter has 16 bits.
 
         Needs `gradients.dtype: float32`; `.grad` is then a rounded copy of what this returns. Views of shared memory.
         What is written into `.grad` goes to the master with the next call of this object, rounded.
@@ -169,7 +170,7 @@ class Driver:
         return self._bound.gradients(exact=True)
 
     def update_model_parameters(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Replaces all parameters, in the order of `model.parameters()`; runners compute with all of them or with none.
+        """Replaces all parameters, in the order of `parameters()`; runners compute with all of them or with none.
 
         Raises ModelError for a wrong count, shape or dtype; then nothing was changed. A background thread may call it
         between steps: see writing().
@@ -205,7 +206,8 @@ class Driver:
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Copies of the parameters and persistent buffers of the last committed step, by name.
 
-        Tied tensors appear under each of their names. `model.load_state_dict(manager.state_dict())` takes it.
+        Tied tensors appear under each of their names. `model.load_state_dict(manager.state_dict())` takes it. Modules
+        of `extra` and `loss` have a state_dict() of their own.
         """
         return self._bound.state_dict()
 

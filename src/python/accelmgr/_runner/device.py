@@ -323,10 +323,10 @@ class ThreadReplica(DeviceReplica):
     def _move(self) -> None:
         """Moves parameters and buffers to the device, as yet without their values."""
         dtypes = [tensor.dtype for tensor in (*self._master, *self._own_buffers)]
-        for tensor, dtype in zip((*self._parameters, *self._own_buffers), dtypes, strict=True):
+        for index, (tensor, dtype) in enumerate(zip((*self._parameters, *self._own_buffers), dtypes, strict=True)):
             twin = torch.empty(tensor.shape, dtype=dtype, device=self._device)
             exchange(tensor, twin.requires_grad_(tensor.requires_grad))
-            if not isinstance(tensor, torch.nn.Parameter):
+            if index >= len(self._parameters):
                 self._session_buffers.append(twin)
 
     def _forward_pass(self, inputs: Any, divisor: float) -> torch.Tensor:

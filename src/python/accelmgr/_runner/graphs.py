@@ -24,9 +24,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from accelmgr._common.describe import describe
-from accelmgr._common.elements import mapped
+from accelmgr._common.elements import mapped, tensors_in
 from accelmgr._runner.cuda import Cuda, Graph
-from accelmgr._runner.replica import Numbers
+from accelmgr._runner.outputs import Numbers
 
 WARM_UP = 3
 """Attempts before the first recording, with micro-batches of one form: libraries choose their kernels in these."""
@@ -70,17 +70,6 @@ def alike(form: Any, other: Any) -> bool:
         return bool(form == other)
     except Exception:  # Objects of other libraries.
         return False
-
-
-def tensors_in(inputs: Any) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
-
-    def noted(tensor: torch.Tensor) -> torch.Tensor:
-        found.append(tensor)
-        return tensor
-
-    mapped(noted, inputs)
-    return found
 
 
 def waits_for_values(function: Any, args: Any) -> bool:

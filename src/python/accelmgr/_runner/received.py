@@ -141,8 +141,8 @@ class Received:
 
 
 def _parameter(kind: type[torch.Tensor], tensor: torch.Tensor, requires_grad: bool) -> torch.Tensor:
-    if kind is torch.Tensor:  # Inside a quantized parameter.
-        return tensor
+    if kind is torch.Tensor:  # Inside a quantized parameter, or a tensor of `extra`.
+        return tensor.requires_grad_(requires_grad)
     if kind is torch.nn.Parameter:
         return torch.nn.Parameter(tensor, requires_grad=requires_grad)
     made: torch.Tensor = torch.Tensor._make_subclass(kind, tensor, requires_grad)

@@ -7,11 +7,11 @@ as autograd has made it.
 
 from __future__ import annotations
 
-import collections.abc
 import contextlib
 import operator
 import pickle
 import random
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -28,7 +28,10 @@ from accelmgr._common.grown_buffers import Forms
 from accelmgr._common.long_elements import element_in
 from accelmgr._common.memory import dense_over, dtype_name, tensor_over
 from accelmgr._common.model_changes import MODES, Structure, named_leaves
+from accelmgr._common.objective import Objective, call
 from accelmgr._common.record import NOTHING, PLACE, Reader
+from accelmgr._runner.outputs import Numbers, read_outputs
+from accelmgr._runner.outside import Outside
 from accelmgr.errors import ConfigError, ModelError
 
 Field = tuple[str, str, tuple[int, ...], Any]
@@ -39,11 +42,11 @@ Description = tuple[str, str, tuple[int, ...], tuple[int, ...], int, int, bool]
 Place = tuple[Any, str, tuple[int, ...]]
 """Of a parameter in the master: its bytes, dtype and strides."""
 
-Numbers = tuple[torch.Tensor, list[tuple[str, float | torch.Tensor]]]
-"""The loss of a micro-batch, and other numbers by name. A device may still compute them."""
-
 AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 """The dtypes of `runners.autocast`, which may also be "off"."""
+
+WRONG_ARGUMENTS = re.compile(r"forward\(\) (takes .* positional argument|got an unexpected keyword argument)")
+"""A TypeError of a call of forward()."""
 
 _address = torch.Tensor.data_ptr
 _gradient = operator.attrgetter("grad")
@@ -72,45 +75,6 @@ def _text_of(inputs: Any) -> str:
             kind = f"{dtype_name(value.dtype)} {list(value.shape)}"
         texts.append(f"{'' if name.startswith('<') else name + ' '}{kind}")
     return ", ".join(texts)
-
-
-def _checked_loss(loss: Any) -> torch.Tensor:
-    if not isinstance(loss, torch.Tensor):
-        raise ModelError(
-            f"the model's loss is of type {type(loss).__name__}; it must be a tensor: the output, its 'loss', or "
-            "its first element"
-        )
-    if loss.numel() != 1 or not loss.is_floating_point():
-        raise ModelError(
-            f"the loss is {loss.dtype} of shape {list(loss.shape)}; it must be one floating-point number (reduce it, "
-            "by mean())"
-        )
-    if torch.is_grad_enabled() and not loss.requires_grad:
-        raise ModelError("the loss does not require a gradient: it does not depend on a parameter, or was detached")
-    return loss
-
-
-def read_outputs(outputs: Any) -> Numbers:
-    """The loss of a model's output, checked, and its other numbers. 0-d tensors are copied, and read later."""
-    scalars: list[tuple[str, float | torch.Tensor]] = []
-    if isinstance(outputs, collections.abc.Mapping):
-        if "loss" not in outputs:
-            raise ModelError(f"the model's output has no 'loss'; it has: {', '.join(map(str, outputs))}")
-        loss = outputs["loss"]
-        for name, value in outputs.items():
-            if name == "loss":
-                continue
-            if isinstance(value, (bool, int, float)):
-                scalars.append((str(name), float(value)))
-            elif isinstance(value, torch.Tensor) and value.dim() == 0:
-                scalars.append((str(name), value.detach().clone()))
-    elif isinstance(outputs, (tuple, list)):
-        if not outputs:
-            raise ModelError("the model returned an empty tuple; its first element must be the loss")
-        loss = outputs[0]
-    else:
-        loss = outputs
-    return _checked_loss(loss), scalars
 
 
 Kept = list[tuple[torch.Tensor, torch.Tensor]]
@@ -272,6 +236,7 @@ class Replica:
         """
         self._has_values = has_values
         self._model = model
+        self._place = model.place if isinstance(model, Objective) else None
         self._changes = changes
         self._collate_fn = collate_fn or torch.utils.data.default_collate
         self._autocast_dtype = AUTOCAST_DTYPES.get(autocast)
@@ -283,6 +248,7 @@ class Replica:
         leaves = named_leaves(model)
         self._parameters = [leaf for _, leaf in leaves]
         self._names = [name for name, _ in leaves]
+        self._outside = Outside(model, self._parameters)
         self._rounded: tuple[torch.dtype, torch.dtype] | None = None
         self._gradients: Gradients | None = None
         self._sink: _native.Sink | None = None
@@ -366,14 +332,17 @@ class Replica:
                 self._changes.make(modes[: PLACE.size])
             self._structure.follow(modes[PLACE.size :], self._followed[PLACE.size :])
             self._followed = modes
+            self._outside.changed()
             if self._gradients is not None:
                 self._gradients.hook()
 
     def _loss(self, inputs: Any, divisor: float | torch.Tensor) -> Numbers:
         """The loss of a micro-batch, divided, and the other numbers of the output."""
-        with self._autocast_context():
-            loss, scalars = read_outputs(self._forward(inputs))
+        with self._autocast_context(), self._outside.watched(inputs, self._warn) as look:
+            loss, scalars = read_outputs(self._forward(inputs), self._place)
+            look(loss)
             del inputs
+            self._check_weight(scalars)
             if loss.dtype is not torch.float64:
                 loss = loss.to(torch.float32)
         return self._divided(loss, divisor), scalars
@@ -382,6 +351,19 @@ class Replica:
         """For collect()."""
         self._losses.append(loss.detach())
         self._scalars += [(name, value, 1 / divisor) for name, value in scalars]
+
+    def _check_weight(self, scalars: list[tuple[str, float | torch.Tensor]]) -> None:
+        name = self._sink.loss_weight if self._sink is not None else ""
+        if name and all(found != name for found, _ in scalars):
+            raise ModelError(
+                f"loss_scaling is sum_over({name}), but the model's output has no number '{name}'; it has the numbers: "
+                f"{', '.join(found for found, _ in scalars) or 'none'}. Return it beside the loss, which is a sum: "
+                f"{{'loss': sum, '{name}': number}}"
+            )
+
+    def _warn(self, text: str) -> None:
+        if self._sink is not None:
+            self._sink.warn(text)
 
     def _autocast_context(self) -> contextlib.AbstractContextManager[Any]:
         dtype = self._autocast_dtype or torch_settings.runner.autocast.get(self._device_type)
@@ -407,11 +389,15 @@ class Replica:
             full, rounded = self._rounded
             inputs = mapped(lambda tensor: tensor.to(rounded) if tensor.dtype is full else tensor, inputs)
         try:
-            if isinstance(inputs, collections.abc.Mapping):
-                return self._model(**inputs)
-            if isinstance(inputs, (tuple, list)) and not isinstance(inputs, torch.nn.utils.rnn.PackedSequence):
-                return self._model(*inputs)
-            return self._model(inputs)
+            return self._model(inputs) if isinstance(self._model, Objective) else call(self._model, inputs)
+        except TypeError as error:
+            if isinstance(self._model, Objective) or not WRONG_ARGUMENTS.search(str(error)):
+                raise
+            raise ModelError(
+                f"{describe(error)}\n(forward() was given {_text_of(inputs)}. If the script computes the loss of what "
+                "the model returns, pass that too: Manager(model, ..., loss=nn.CrossEntropyLoss()); the model is "
+                "called without the targets then)"
+            ) from error
         except (RuntimeError, IndexError) as error:
             if type(error) not in (RuntimeError, IndexError):
                 raise

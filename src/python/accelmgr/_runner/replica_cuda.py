@@ -28,12 +28,12 @@ from accelmgr._runner.cuda_gradient_hooks import CudaGradientHooks
 from accelmgr._runner.device import KEY, DeviceReplica
 from accelmgr._runner.graphs import Graphs
 from accelmgr._runner.layers import Layers
+from accelmgr._runner.outputs import Numbers
 from accelmgr._runner.replica import (
     Abandoned,
     Changes,
     Description,
     Field,
-    Numbers,
     Place,
     described,
 )
