@@ -6,6 +6,7 @@ from __future__ import annotations
 import collections.abc
 import copy
 import json
+import operator
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -27,6 +28,7 @@ ALONE = "<element>"
 ITEM = "<{}>"
 
 NUMBERS = "biufc"  # NumPy's dtype.kind of bool, int, unsigned, float and complex: torch makes tensors of these.
+REMEDY = "pass a collate_fn if elements differ: torch.utils.data.default_collate, or one of your own"
 LOOK_EVERY = 16  # Elements, between looks for changed settings of the host.
 ROOM = 64 * 1024  # Bytes that a pickled element may have at least in its row.
 
@@ -47,6 +49,15 @@ def restore_structure(fields: list[tuple[str, torch.Tensor]]) -> Any:
     if fields[0][0] == ITEM.format(0):
         return tuple(tensor for _, tensor in fields)
     return dict(fields)
+
+
+def collated(collate_fn: Callable[[list[Any]], Any], elements: list[Any]) -> Any:
+    """The batch of these elements, as restore_structure() gives it: a list of the elements themselves, as
+    default_collate returns it of texts, is one argument of the model."""
+    batch = collate_fn(elements)
+    if type(batch) is list and len(batch) == len(elements) and all(map(operator.is_, batch, elements)):
+        return (batch,)
+    return batch
 
 
 def mapped(
@@ -94,6 +105,17 @@ def as_tensor(value: Any) -> torch.Tensor | None:
     return None
 
 
+def _check_collated(element: Any) -> None:
+    """Raises DataError for an element of which torch's default_collate makes no batch."""
+    try:
+        torch.utils.data.default_collate([element])
+    except (TypeError, RuntimeError) as error:
+        raise DataError(
+            f"no batch can be made of the dataset's elements, of which the first is a {type(element).__name__}: "
+            f"{error}; pass a collate_fn"
+        ) from error
+
+
 class Elements:
     """Reads a dataset element by element, as one tensor for each field.
 
@@ -128,6 +150,8 @@ class Elements:
             tensors = [tensor for value in values if (tensor := as_tensor(value)) is not None]
             self._as_bytes = not tensors or len(tensors) < len(values)
             self._items = len(values) if type(first[0]) in (tuple, list) else 0
+            if self._as_bytes:
+                _check_collated(first[0])
         if self._as_bytes:
             size = LENGTH.size + len(data if data is not None else dump(first[0]))
             room = self._limit or max(ROOM, 4 * size)
@@ -193,10 +217,13 @@ class Elements:
             values = element
         else:
             names, values = structure_of(element)
+            if names != self._names and sorted(names) == sorted(self._names):
+                found = dict(zip(names, values, strict=True))
+                names, values = self._names, [found[name] for name in self._names]
             if names != self._names:
                 raise DataError(
                     f"element {self._position - 1} of the dataset has {', '.join(names)}, the first one "
-                    f"{', '.join(self._names)}; all elements must have the same fields, unless a collate_fn is passed"
+                    f"{', '.join(self._names)}; {REMEDY}"
                 )
         tensors = [as_tensor(value) for value in values]
         for (name, dtype, shape), tensor in zip(self._fields, tensors, strict=True):
@@ -204,7 +231,7 @@ class Elements:
                 found = "not a tensor" if tensor is None else f"{tensor.dtype} {list(tensor.shape)}"
                 raise DataError(
                     f"field '{name}' of element {self._position - 1} of the dataset is {found}, that of the first "
-                    f"one {dtype} {list(shape)}; pass a collate_fn if elements differ"
+                    f"one {dtype} {list(shape)}; {REMEDY}"
                 )
         return tensors
 

@@ -22,7 +22,7 @@ import torch
 from accelmgr import _native
 from accelmgr._common import torch_settings
 from accelmgr._common.describe import describe
-from accelmgr._common.elements import PICKLED, mapped, restore_structure, structure_of
+from accelmgr._common.elements import PICKLED, collated, mapped, restore_structure, structure_of
 from accelmgr._common.journal import Reader
 from accelmgr._common.long_elements import element_in
 from accelmgr._common.memory import dense_over, dtype_name, tensor_over
@@ -375,7 +375,8 @@ class Replica:
         if fields[0][0] == PICKLED:
             _, _, (count, size), memory = fields[0]
             rows = memoryview(memory)
-            return self._collate_fn([pickle.loads(element_in(rows[i * size : (i + 1) * size])) for i in range(count)])
+            elements = [pickle.loads(element_in(rows[i * size : (i + 1) * size])) for i in range(count)]
+            return collated(self._collate_fn, elements)
         # Copies, because a model may write into its batch or keep it, and an attempt may be repeated with the batch.
         return restore_structure(
             [(name, dense_over(memory, dtype, shape).clone()) for name, dtype, shape, memory in fields]
