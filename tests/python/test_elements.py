@@ -49,8 +49,8 @@ class Row:
 
 def rows_of(elements: Elements) -> list[list[Any]]:
     found = []
-    while (row := elements.next()) is not None:
-        found.append(row)
+    while (row := elements.next()) is not None or elements.more_epochs:
+        found += [row] if row is not None else []
     return found
 
 

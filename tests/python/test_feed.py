@@ -364,7 +364,7 @@ def test_it_serves_on_after_it_had_no_descriptor_for_a_connection(
     client = Client(feed.address)
     client._connection.settimeout(PATIENCE_S)
     try:
-        assert client.example() == _feed.dump(element(0))
+        assert client.example() == _feed.dumped(element(0))
     finally:
         client._connection.close()
         feed.close()
@@ -425,10 +425,10 @@ def test_only_what_is_not_consumed_is_kept() -> None:
     client = Client(feed.address)
     example = client.example()
     for number in range(1000):
-        assert client.get(number) == _feed.dump(element(number))
+        assert client.get(number) == _feed.dumped(element(number))
         consumed = max(0, number - 20)
     assert feed.kept <= 20 + 2 * 16
-    assert client.get(990) == _feed.dump(element(990))
+    assert client.get(990) == _feed.dumped(element(990))
     assert client.get(3) == example
     assert feed.read == 1000
     client._connection.close()
@@ -439,7 +439,7 @@ def test_a_source_that_is_restored_further_on_skips_what_lies_before() -> None:
     feed = Feed(numbers())
     client = Client(feed.address)
     client.example()
-    assert client.get(500) == _feed.dump(element(500))
+    assert client.get(500) == _feed.dumped(element(500))
     assert feed.kept == 1
     client._connection.close()
     feed.close()
@@ -462,6 +462,6 @@ def test_a_source_that_is_restored_further_on_skips_what_lies_before() -> None:
 def test_tensors_travel_as_their_values(tensor: torch.Tensor) -> None:
     import pickle
 
-    data = _feed.dump(tensor)
+    data = _feed.dumped(tensor)
     assert len(data) < 400
     torch.testing.assert_close(pickle.loads(data), tensor.detach(), rtol=0, atol=0)

@@ -6,8 +6,9 @@ So the host reads the dataset exactly as far as the session holds elements. It k
 committed step has consumed them. A manager that takes over a session asks for the elements that no step has consumed,
 and gets the same ones. For a consumed element it gets the first element instead: it only counts them.
 
-Protocol: the client sends the token, then numbers of elements. The answer to each number is a HEADER (kind, length, and
-the checksums of all elements before this one and with it), and that many bytes.
+Protocol: the client sends the token, then numbers of elements. The answer to each number is a HEADER (kind, whether
+another epoch follows, length, and the checksums of all elements before this one and with it), and that many bytes.
+Where an epoch or a batch ends before an element, the answer is END_OF_PART, and the client asks again with PAST.
 """
 
 from __future__ import annotations
@@ -30,21 +31,22 @@ from types import GeneratorType
 from typing import Any
 
 from accelmgr._common.describe import describe
-from accelmgr._common.pickling import dump
+from accelmgr._common.loaders import dumped
 from accelmgr._common.reading import Reading, checksum, is_indexed
 from accelmgr.errors import DataError
 
 logger = logging.getLogger("accelmgr")
 
 REQUEST = struct.Struct("<Q")
-HEADER = struct.Struct("<BQII")
+HEADER = struct.Struct("<B?QII")
 EXAMPLE = 2**64 - 1  # A request for the first element, which works also after that was consumed.
-ELEMENT, CONSUMED, END, FAILED = range(4)
+PAST = 2**62  # Added to a number: what ended before that element is known.
+ELEMENT, CONSUMED, END, FAILED, END_OF_PART = range(5)
 
 Sums = tuple[int, int]
 """Checksums of all elements before one, and with it; zeros for a dataset that is read by index."""
-Answer = tuple[int, bytes, Sums]
-"""ELEMENT and the like, its bytes, and its sums."""
+Answer = tuple[int, bool, bytes, Sums]
+"""ELEMENT and the like, whether another epoch follows, its bytes, and its sums."""
 
 TOKEN_BYTES = 32
 GREETING_S = 5.0  # The most time until the token arrives.
@@ -93,6 +95,9 @@ class Client:
         self._example: bytes | None = None
         self.sums: Sums | None = None
         """Of the last element; None if it is not known."""
+        self.more = False
+        """As Reading.more_epochs."""
+        self._ended_before = -1  # The last element before which an epoch or a batch was found to end.
 
     def example(self) -> bytes | None:
         """The first element; None when there is none. Blocks while the dataset is read, and raises its exception."""
@@ -100,14 +105,16 @@ class Client:
         return self._example
 
     def get(self, number: int) -> bytes | None:
-        """Element `number`, as dump() makes it. For a consumed one: the first element. None at the end."""
-        return self._ask(number)
+        """Element `number`, as dump() makes it. For a consumed one: the first element. None at the end, also of a part:
+        then the next call for this number gives it.
+        """
+        return self._ask(number | (PAST if number == self._ended_before else 0))
 
     def _ask(self, number: int) -> bytes | None:
         try:
             self._connection.sendall(REQUEST.pack(number))
             header = _receive(self._connection, HEADER.size)
-            kind, length, *sums = HEADER.unpack(header) if header is not None else (FAILED, 0, 0, 0)
+            kind, more, length, *sums = HEADER.unpack(header) if header is not None else (FAILED, False, 0, 0, 0)
             data = _receive(self._connection, length) if header is not None else None
         except OSError:
             data = None
@@ -116,7 +123,10 @@ class Client:
         if kind == FAILED:
             raise DataError(data.decode())
         self.sums = None if kind == CONSUMED else (sums[0], sums[1])
-        if kind == END:
+        self.more = more
+        if kind == END_OF_PART:
+            self._ended_before = number & ~PAST
+        if kind in (END, END_OF_PART):
             return None
         return self._example if kind == CONSUMED else data
 
@@ -209,6 +219,7 @@ class Feed:
         self._reader = 0  # The id of that thread while it is inside the dataset, else 0.
         self._lock = threading.Lock()  # Guards the members below; held for short times.
         self._kept: dict[int, Answer] = {}  # Elements by number, _first to _next - 1.
+        self._ends: dict[int, Answer] = {}  # Of parts, by the number of the element that follows.
         self._first = 0
         self._next = 0
         self._sum = 0  # The checksum of the elements so far.
@@ -293,8 +304,8 @@ class Feed:
             while (request := _receive(connection, REQUEST.size)) is not None:
                 answer = self._answer(*REQUEST.unpack(request))
                 if answer is not None:
-                    kind, data, sums = answer
-                    connection.sendall(HEADER.pack(kind, len(data), *sums) + data)
+                    kind, more, data, sums = answer
+                    connection.sendall(HEADER.pack(kind, more, len(data), *sums) + data)
         except OSError:
             pass  # The client is gone, or has not sent its token in time.
         finally:
@@ -308,17 +319,20 @@ class Feed:
             return answer
         with self._turn:
             while (answer := self._find(number)) is None and not self._closed:
-                self._read(0 if number == EXAMPLE else number)
+                self._read(0 if number == EXAMPLE else number & ~PAST)
         return answer
 
     def _find(self, number: int) -> Answer | None:
         with self._lock:
             if number == EXAMPLE:
                 return self._example or self._over
+            if number in self._ends:  # Without PAST.
+                return self._ends[number]
+            number &= ~PAST
             if number in self._kept:
                 return self._kept[number]
             if number < self._first:
-                return CONSUMED, b"", (0, 0)
+                return CONSUMED, True, b"", (0, 0)
             return self._over
 
     def _read(self, wanted: int) -> None:
@@ -329,21 +343,25 @@ class Feed:
                 self._kept.clear()
                 self._first = self._next = wanted
         over: Answer | None = None
-        answer: Answer = ELEMENT, b"", (0, 0)
+        answer: Answer = ELEMENT, True, b"", (0, 0)
         self._reader = threading.get_ident()
         try:
             boxed = self._next_element()
-            before = self._sum
+            before, more = self._sum, self._elements.more_epochs
+            if boxed is None and more:
+                with self._lock:
+                    self._ends[self._next] = END_OF_PART, True, b"", (before, before)
+                return
             if boxed is None:
-                over = END, b"", (before, before)
+                over = END, False, b"", (before, before)
             else:
                 if not is_indexed(self._dataset):
                     self._sum = checksum(boxed[0], before)
                 needed = self._next >= wanted or self._example is None
-                answer = ELEMENT, dump(boxed[0]) if needed else b"", (before, self._sum)
+                answer = ELEMENT, more, dumped(boxed[0]) if needed else b"", (before, self._sum)
         except BaseException as error:  # SystemExit, too: the error must reach the host's own thread.
             text = describe(error) + (OF_THREAD if _is_of_thread(error) else "")
-            over = FAILED, text.encode("utf-8", "backslashreplace"), (0, 0)
+            over = FAILED, False, text.encode("utf-8", "backslashreplace"), (0, 0)
         finally:
             self._reader = 0
         with self._lock:
@@ -386,6 +404,7 @@ class Feed:
         with self._lock:
             while self._first < min(consumed, self._next):
                 self._kept.pop(self._first, None)
+                self._ends.pop(self._first, None)
                 self._first += 1
             self._most = len(self._kept) + max(16, len(self._kept) // 4)
 
