@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import logging
@@ -229,7 +230,8 @@ class Manager(Driver):
                 self._handle.while_waiting(self._delivery.feed.work)
             command = program.command_for(*self._handle.kinds)
             continues = self._continues.state if self._continues is not None else ""
-            self._handle.start(self._start_method, self._bind, command, continues)
+            with self._waiting():
+                self._handle.start(self._start_method, self._bind, command, continues)
         except BaseException:
             if self._binding is not None:
                 self._binding.undo()
@@ -288,6 +290,10 @@ class Manager(Driver):
         continuation = _Continuation(self._handle.continuation(), settings)
         self._handle = self._load(self._own_kinds)
         return continuation
+
+    def _waiting(self) -> contextlib.AbstractContextManager[None]:
+        feed = self._delivery.feed
+        return feed.while_host_waits() if feed is not None else contextlib.nullcontext()
 
     def rebind(self, model: torch.nn.Module | None = None) -> None:
         """Goes on with a model that has other parameters: adapters were attached or merged, a layer was added.

@@ -26,13 +26,22 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import GeneratorType
 from typing import Any
 
+import torch
+
 from accelmgr._common.describe import describe
-from accelmgr._common.loaders import dumped
-from accelmgr._common.reading import Reading, checksum, is_indexed
+from accelmgr._common.loaders import LoaderElements, dumped
+from accelmgr._common.reading import (
+    Reading,
+    checksum,
+    generator_states,
+    is_indexed,
+    seed_generators,
+    set_generator_states,
+)
 from accelmgr.errors import DataError
 
 logger = logging.getLogger("accelmgr")
@@ -48,11 +57,13 @@ Sums = tuple[int, int]
 Answer = tuple[int, bool, bytes, Sums]
 """ELEMENT and the like, whether another epoch follows, its bytes, and its sums."""
 
+OWN_SEED = 0x64617461  # With torch's initial seed: the dataset must not draw what the host draws.
 TOKEN_BYTES = 32
 GREETING_S = 5.0  # The most time until the token arrives.
 JOIN_S = 2.0  # The most time until a thread ends that is not inside the dataset.
 LOOK_S = 0.1  # How often a thread that waits for the dataset's own thread looks whether it is still wanted.
 MOMENT_S = 0.002  # After an element the manager process asks for the next one sooner than that.
+LATE_S = 1.0  # The most time that a call of the manager waits, when it is done, for an element that is being read.
 RETRY_S = 0.5  # The pause after accept() failed for want of a descriptor or of memory.
 
 
@@ -197,6 +208,79 @@ class _Owner:
                 self._results.put((None, error))
 
 
+class Turns:
+    """The dataset draws from random generators of its own, though it shares them with the host's thread: it is read
+    while the host waits in a call of the manager, and they have the dataset's states meanwhile.
+
+    So the same seed gives the same elements, whatever the host draws between steps, and the host the same numbers.
+    """
+
+    def __init__(self, states: bytes) -> None:
+        """states: what the dataset begins with."""
+        self._states = states
+        self._of_host = b""  # While the dataset's states are in place.
+        self._changed = threading.Condition()
+        self._taken = False  # There is a host that says when it waits.
+        self._open = False
+        self._inside = False
+        self._ended = False
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """The calling thread, the host's, waits."""
+        with self._changed:
+            self._taken = self._open = True
+            self._changed.notify_all()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._open = False
+                if not self._ended and not self._changed.wait_for(lambda: not self._inside, LATE_S):
+                    self._ended = True  # It may wait for what the host does next.
+                    logger.warning(
+                        "reading an element takes more than %g s: from now on the dataset is read while this process "
+                        "does other things, and shares torch's, NumPy's and Python's random generators with it; give "
+                        "it generators of its own if it draws",
+                        LATE_S,
+                    )
+                if self._of_host:
+                    self._states = generator_states()
+                    set_generator_states(self._of_host)
+                    self._of_host = b""
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """Blocks until the host waits."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._open or self._ended or not self._taken)
+            self._inside = True
+            if self._open and not self._ended and not self._of_host:
+                self._of_host = generator_states()
+                set_generator_states(self._states)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._inside = False
+                self._changed.notify_all()
+
+    def end(self) -> None:
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+
+def _own_states(dataset: Any) -> bytes:
+    if isinstance(dataset, LoaderElements):
+        return dataset.generators
+    of_host = generator_states()
+    seed_generators(torch.initial_seed() ^ OWN_SEED)
+    states = generator_states()
+    set_generator_states(of_host)
+    return states
+
+
 _feeds: weakref.WeakSet[Feed] = weakref.WeakSet()
 
 
@@ -204,8 +288,7 @@ class Feed:
     """Serves `dataset` to the manager process that has its address.
 
     All methods return at once; close() takes at most JOIN_S for each thread. The dataset is read in the thread of a
-    connection, one for each manager process in turn, and may block there. A generator that uses torch's global random
-    generator shares it with the host's own thread.
+    connection, one for each manager process in turn, and may block there.
     """
 
     def __init__(self, dataset: Any, epochs: int = 1) -> None:
@@ -213,6 +296,7 @@ class Feed:
         self._epochs = epochs
         self._elements = Reading(dataset, epochs, restorable=False)
         self._thread = _Owner() if _holds_sqlite(dataset) else None
+        self._turns = Turns(_own_states(dataset))
         self._owner = os.getpid()
         self._closed = False
         self._turn = threading.Lock()  # The thread that reads the dataset holds it.
@@ -241,6 +325,12 @@ class Feed:
         """Reads elements in this thread if the dataset is bound to one. Call it while step() or start() waits."""
         if (owner := self._thread) is not None:
             owner.work()
+
+    def while_host_waits(self) -> contextlib.AbstractContextManager[None]:
+        """The calling thread, the host's, waits for the manager process, and elements are read meanwhile. Once there
+        was such a time, no element is read outside of one.
+        """
+        return self._turns.waiting()
 
     def follow(self, consumed: Callable[[], int]) -> None:
         """From now on elements below consumed() are dropped. The feed's threads call consumed()."""
@@ -274,6 +364,7 @@ class Feed:
         if os.getpid() != self._owner:
             return
         self._closed = True
+        self._turns.end()
         try:
             self._listener.shutdown(socket.SHUT_RDWR)  # Wakes its accept().
         except OSError:
@@ -380,10 +471,14 @@ class Feed:
                 return
         self._forget_consumed()
 
+    def _next_of_dataset(self) -> list[Any] | None:
+        with self._turns.reading():
+            return self._elements.next() if not self._closed else None
+
     def _next_element(self) -> list[Any] | None:
         if self._thread is None:
             try:
-                return self._elements.next()
+                return self._next_of_dataset()
             except Exception as error:
                 count = self._elements.count
                 if (
@@ -396,7 +491,7 @@ class Feed:
                 if count > 0:
                     self._elements.restore_index(count)
                 self._thread = _Owner()
-        boxed: list[Any] | None = self._thread.call(self._elements.next, lambda: not self._closed)
+        boxed: list[Any] | None = self._thread.call(self._next_of_dataset, lambda: not self._closed)
         return boxed
 
     def _forget_consumed(self) -> None:

@@ -62,6 +62,13 @@ def generator_states() -> bytes:
     return states + torch.get_rng_state().numpy().tobytes()
 
 
+def seed_generators(seed: int) -> None:
+    torch.default_generator.manual_seed(seed)
+    random.seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed % 2**32)
+
+
 _MT19937_BYTES = 624 * 4 + 4  # Of NumPy's generator in memory: keys and position.
 
 

@@ -22,10 +22,11 @@ from accelmgr._common.loaders import makes_batches
 from accelmgr._common.model_changes import Shapes
 from accelmgr._common.pickling import send_definitions_to_workers
 from accelmgr._common.placement import tensors_of
+from accelmgr._common.reading import seed_generators
 from accelmgr._runner import cuda as _cuda
 from accelmgr._runner import xla
 from accelmgr._runner.received import Received
-from accelmgr._runner.replica import Changes, Replica, check_autocast, prepare_runner, seed_generators
+from accelmgr._runner.replica import Changes, Replica, check_autocast, prepare_runner
 from accelmgr._runner.replica_accelerator import AcceleratorReplica, check_build, open_device
 from accelmgr._runner.replica_cuda import CudaReplica
 from accelmgr._runner.replica_xla import XlaReplica

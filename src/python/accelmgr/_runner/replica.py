@@ -11,8 +11,6 @@ import collections.abc
 import contextlib
 import operator
 import pickle
-import random
-import sys
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -28,6 +26,7 @@ from accelmgr._common.long_elements import element_in
 from accelmgr._common.memory import dense_over, dtype_name, tensor_over
 from accelmgr._common.model_changes import JOURNAL_BYTES, MODES, Buffers, Shapes, Structure, named_leaves, tensors_of
 from accelmgr._common.model_outline import CHANGES, Follower, HooksOfTensors
+from accelmgr._common.reading import seed_generators
 from accelmgr.errors import ConfigError, ModelError
 
 Field = tuple[str, str, tuple[int, ...], Any]
@@ -450,13 +449,6 @@ class Replica:
         """A state that was saved with another device may be longer: the CPU's generator comes first."""
         own = torch.get_rng_state().numel()
         torch.set_rng_state(torch.frombuffer(state, dtype=torch.uint8)[:own])
-
-
-def seed_generators(seed: int) -> None:
-    torch.default_generator.manual_seed(seed)
-    random.seed(seed)
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(seed % 2**32)
 
 
 def prepare_runner(threads: int, shares_cores: bool, deterministic: bool) -> None:
