@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import pathlib
 import random
+import signal
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -114,12 +118,14 @@ def test_with_one_runner_a_loader_gives_plain_pytorchs_bits_epoch_by_epoch(kind:
     assert torch.equal(trained_weight, weight)
 
 
-@pytest.mark.parametrize("kind", ["in_order", "shuffled", "own_generator_of_4", "stream"])
-def test_several_runners_divide_each_batch_and_a_last_one_is_the_mean_of_its_samples(kind: str) -> None:
-    make = LOADERS.get(kind, lambda: DataLoader(list(ROWS), 4, True, generator=torch.Generator().manual_seed(3)))
-    losses, weight = plain(make, 2)
+@pytest.mark.parametrize("micro_batches", [1, 2])
+@pytest.mark.parametrize("kind", ["in_order", "shuffled", "stream"])
+def test_several_runners_divide_each_batch_and_a_last_one_is_the_mean_of_its_samples(
+    kind: str, micro_batches: int
+) -> None:
+    losses, weight = plain(LOADERS[kind], 2)
     assert len(losses) == 6
-    found, trained_weight = trained(make, 2, nprocs=2)
+    found, trained_weight = trained(LOADERS[kind], 2, nprocs=2, grad_accumulation_steps=micro_batches)
     assert found == pytest.approx(losses, rel=1e-5)
     torch.testing.assert_close(trained_weight, weight)
 
@@ -141,8 +147,6 @@ def test_each_runner_has_neighbours_as_evenly_as_possible() -> None:
 
 
 def test_a_loader_that_cannot_be_pickled_or_collates_itself_is_read_all_the_same() -> None:
-    import threading
-
     class Locked(Augmented):
         def __init__(self) -> None:
             self.lock = threading.Lock()
@@ -179,3 +183,42 @@ def test_a_batch_that_is_larger_than_was_said_is_an_error() -> None:
         assert manager.step().samples == 2
         with pytest.raises(accelmgr.DataError, match="a batch of 4 elements, but a step takes 3"):
             manager.step().raise_for_status()
+
+
+@pytest.mark.parametrize(("kind", "nprocs"), [("own_generator", 1), ("augmented", 2), ("workers", 2)])
+def test_a_loader_goes_on_in_its_second_epoch_after_a_kill_and_after_a_checkpoint(
+    kind: str, nprocs: int, tmp_path: pathlib.Path
+) -> None:
+    def make() -> DataLoader[Any]:
+        own = torch.Generator().manual_seed(3)
+        data: Any = list(ROWS) if kind == "own_generator" else Augmented()
+        generator = own if kind == "own_generator" else None
+        return DataLoader(data, 4, shuffle=True, generator=generator, num_workers=2 * (kind == "workers"))
+
+    def sums(resume: str, kill_at: int, save_at: int) -> list[float]:
+        seed()
+        checkpoint = {"directory": str(tmp_path), "resume": resume}
+        with accelmgr.Manager(Net(), make(), nprocs=nprocs, data={"epochs": 3}, checkpoint=checkpoint) as manager:
+            found = []
+            while result := manager.step():
+                found.append(result.scalars["sum"])
+                if len(found) == save_at:
+                    manager.save_checkpoint()
+                    assert [written.error for written in manager.checkpoints_written(60)] == [""]
+                    break
+                if len(found) == kill_at:
+                    os.kill(manager.statistics().manager_pid, signal.SIGKILL)
+                    while result := manager.step():  # Runners go on with what the queues hold.
+                        found.append(result.scalars["sum"])
+                    if result.counted:
+                        found.append(result.scalars["sum"])
+                    manager.recover()
+            else:
+                assert not result.error_type, result.error
+        return found
+
+    whole = sums("", 0, 0)
+    assert len(whole) == 9
+    assert sums("", 4, 0) == whole
+    first = sums("", 0, 5)
+    assert first + sums("latest", 0, 0) == whole
