@@ -169,6 +169,7 @@ def test_what_does_not_fit_is_refused_in_words() -> None:
         (loader, {"nprocs": 2}, "batch_size_per_device", "cannot be divided evenly among 2 runners"),
         (loader, {"nprocs": 1, "batch_size_per_device": 4}, "batch_size_per_device", "gives each of 1 runners 5"),
         (loader, {"nprocs": 1, "data__drop_last": True}, "data.drop_last", "its own drop_last counts"),
+        (loader, {"device": "auto"}, "nprocs", "pass nprocs"),
         (own, {"nprocs": 1}, "batch_size_per_device", "does not say how large batches are"),
     ):
         with pytest.raises(accelmgr.ConfigError, match=words) as caught:

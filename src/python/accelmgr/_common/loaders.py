@@ -137,9 +137,11 @@ def taken(
     it sets.
     """
     runners, micro_batches, per_device = shape
-    if "nprocs" not in keys and device not in ("", "cpu"):
+    if "nprocs" not in keys and device != "cpu" and ("runners.device" in keys or "runners.devices" in keys):
         raise ConfigError(
-            f"a DataLoader's batches are divided among the runners; say how many ({device=}): nprocs", "nprocs"
+            "the batches of a DataLoader are divided among the runners: pass nprocs, which is to be known before "
+            "devices are counted",
+            "nprocs",
         )
     if "data.drop_last" in keys:
         raise ConfigError("data.drop_last has no effect with a DataLoader: its own drop_last counts", "data.drop_last")
