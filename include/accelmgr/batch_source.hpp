@@ -73,9 +73,9 @@ class ElementWriter {
   std::vector<std::span<std::byte>> rows_;
 };
 
-/// A stream of elements. In the manager only the loader thread reads it. While all ranks take part, element i
-/// goes to rank i mod nprocs. An exception from next() ends the data; the host gets it as the error of the
-/// step that needed the element.
+/// A stream of elements, of one epoch or several. In the manager only the loader thread reads it. While all
+/// ranks take part, element i goes to rank i mod nprocs. An exception from next() ends the data; the host
+/// gets it as the error of the step that needed the element.
 class BatchSource {
  public:
   static constexpr std::size_t max_state_bytes = 256 * 1024;
@@ -83,8 +83,13 @@ class BatchSource {
   virtual ~BatchSource() = default;
   /// Must return the same fields at every call.
   virtual std::span<const FieldSpec> fields() const = 0;
-  /// Writes the next element. Returns false at the end of the data. May block for as long as reading takes.
+  /// Writes the next element. Returns false at the end of the data, or of an epoch that another one follows.
+  /// May block for as long as reading takes.
   virtual bool next(ElementWriter& element) = 0;
+  /// Whether another epoch follows the present one: when next() has returned false, it goes on with that. No
+  /// step has elements of two epochs: what the end of an epoch leaves of a step is a short step, or is left
+  /// out (`data.drop_last`). A source that ends no epoch need not override it.
+  virtual bool more_epochs() const { return false; }
   /// The position of the source, at most max_state_bytes. A new source of the same configuration that is
   /// given these bytes continues with the same elements. nullopt: the source does not support this; a new
   /// source is then read from its beginning up to the position.

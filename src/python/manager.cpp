@@ -389,6 +389,14 @@ void bind_manager(nb::module_& module) {
       .def_prop_ro("keeps_last_step",
                    [](const Handle& self) { return self.loaded().config.data.keep_last_step; })
       .def_prop_ro("nprocs", [](const Handle& self) { return self.loaded().config.nprocs; })
+      .def_prop_ro(
+          "step_shape",
+          [](const Handle& self) {
+            const auto& config = self.loaded().config;
+            return std::tuple(std::max(config.nprocs, config.runners.max_runners),
+                              config.grad_accumulation_steps, config.batch_size_per_device);
+          },
+          "The most runners, grad_accumulation_steps, and batch_size_per_device.")
       .def_prop_ro("run_id", [](Handle& self) { return self.started().run_id(); })
       .def(
           "statistics", [](Handle& self) { return self.started().statistics(); }, "Any thread may call it.")

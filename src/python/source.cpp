@@ -45,6 +45,10 @@ class PythonSource final : public BatchSource {
     });
   }
 
+  bool more_epochs() const override {
+    return in_python<DataError>([&] { return nb::cast<bool>((*elements_).attr("more_epochs")); });
+  }
+
   std::string reading(std::uint64_t element) const override {
     if (length_ < 0) return "its next()";
     return fmt::format("dataset[{}]", length_ > 0 ? element % static_cast<std::uint64_t>(length_) : element);

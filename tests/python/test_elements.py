@@ -23,10 +23,11 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch.utils.data import default_collate
 
 import accelmgr
 from accelmgr._common import long_elements
-from accelmgr._common.elements import PICKLED, Elements, mapped, restore_structure
+from accelmgr._common.elements import PICKLED, Elements, collated, mapped, restore_structure
 from accelmgr._common.feed import Feed
 from accelmgr._common.long_elements import LongElements, element_in
 from accelmgr._common.pickling import dump_dataset, load_dataset
@@ -48,15 +49,15 @@ class Row:
 
 def rows_of(elements: Elements) -> list[list[Any]]:
     found = []
-    while (row := elements.next()) is not None:
-        found.append(row)
+    while (row := elements.next()) is not None or elements.more_epochs:
+        found += [row] if row is not None else []
     return found
 
 
 def batch_of(elements: Elements, rows: list[list[Any]]) -> Any:
     """What a runner makes of the rows."""
     if elements.fields[0][0] == PICKLED:
-        return torch.utils.data.default_collate([pickle.loads(element_in(memoryview(row[0]))) for row in rows])
+        return collated(default_collate, [pickle.loads(element_in(memoryview(row[0]))) for row in rows])
     fields = zip(elements.fields, zip(*rows, strict=True), strict=True)
     return restore_structure([(name, torch.stack(values)) for (name, *_), values in fields])
 
@@ -93,12 +94,61 @@ def same(one: Any, other: Any) -> bool:
     return type(one) is type(other) and one == other
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
-@given(element=STRUCTURES, count=st.integers(1, 3))
-def test_a_batch_is_that_of_default_collate(element, count):
-    expected = torch.utils.data.default_collate([element] * count)
-    elements = Elements([element] * count, dict(OPTIONS))
-    assert same(batch_of(elements, rows_of(elements)), expected)
+def arguments(batch: Any) -> Any:
+    """What the model is called with: keyword arguments, or positional ones."""
+    return batch if isinstance(batch, dict) else list(batch) if isinstance(batch, (list, tuple)) else [batch]
+
+
+def expected_arguments(elements: list[Any]) -> Any:
+    """A batch of mappings has keyword arguments, one of tuples or lists positional ones; any other is one argument."""
+    batch = default_collate(elements)
+    return arguments(batch if isinstance(elements[0], (dict, list, tuple)) else [batch])
+
+
+def another(element: Any, draw: Any) -> Any:
+    """An element of the same structure, with other numbers and texts, and keys in another order."""
+    if isinstance(element, dict):
+        return {key: another(element[key], draw) for key in draw(st.permutations(list(element)))}
+    if isinstance(element, (list, tuple)):
+        parts = [another(part, draw) for part in element]
+        return Pair(*parts) if isinstance(element, Pair) else type(element)(parts)
+    if type(element) is str:
+        return draw(st.text(max_size=5))
+    if type(element) in (int, float):
+        return element + 1
+    return element
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@given(first=STRUCTURES, data=st.data())
+def test_a_batch_is_that_of_default_collate(first, data):
+    rows = [first, *(another(first, data.draw) for _ in range(data.draw(st.integers(0, 2))))]
+    elements = Elements(rows, dict(OPTIONS))
+    assert same(arguments(batch_of(elements, rows_of(elements))), expected_arguments(rows))
+
+
+@pytest.mark.parametrize("element", [None, Row(torch.ones(2), "a"), {"x": 1, "y": None}, [datetime.date(2026, 1, 2)]])
+def test_elements_that_default_collate_refuses_are_refused_at_the_start(element):
+    with pytest.raises(TypeError):
+        default_collate([element])
+    with pytest.raises(accelmgr.DataError, match=f"the first is a {type(element).__name__}: .*pass a collate_fn"):
+        Elements([element], dict(OPTIONS))
+
+
+class Names(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(1))
+
+    def forward(self, batch: list[Any]) -> torch.Tensor:
+        return self.weight.sum() * sum(len(each) for each in batch)
+
+
+@pytest.mark.parametrize("collate_fn", [None, list])
+def test_a_list_of_texts_or_of_samples_is_one_argument_of_the_model(collate_fn):
+    rows = [{"x": i} if collate_fn else "a" * i for i in range(1, 5)]
+    with accelmgr.Manager(Names(), rows, collate_fn=collate_fn, nprocs=1, batch_size_per_device=2) as manager:
+        assert [result.loss for result in manager.steps()] == ([2, 2] if collate_fn else [3, 7])
 
 
 @pytest.mark.parametrize(

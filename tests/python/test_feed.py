@@ -8,6 +8,8 @@ import json
 import logging
 import os
 import pathlib
+import queue
+import random
 import signal
 import socket
 import threading
@@ -15,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy
 import pytest
 import torch
 
@@ -88,6 +91,51 @@ def test_a_generator_trains_like_its_elements_do() -> None:
         for step in range(10):
             manager.step(accumulate=False).raise_for_status()
             torch.testing.assert_close(manager.get_aggregated_gradients()[0], expected_gradient(step))
+
+
+def drawn(seed: int, draws_between: int) -> tuple[list[float], list[float]]:
+    """What a generator draws, and the host beside it: everything that it evaluates between steps."""
+    random.seed(seed)
+    numpy.random.seed(seed)
+    torch.manual_seed(seed)
+
+    def drawing() -> Iterator[dict[str, torch.Tensor]]:
+        while True:
+            yield {"x": torch.tensor([random.random(), float(numpy.random.rand()), 0.0]) + torch.rand(3)}
+
+    first, own = [], []
+    with make(drawing()) as manager:
+        for _ in range(6):
+            first.append(manager.step().scalars["first"])
+            for _ in range(draws_between):
+                own += [torch.rand(()).item(), random.random(), float(numpy.random.rand())]
+                time.sleep(0)  # Lets another thread draw, if one does.
+    return first, own
+
+
+def test_a_generator_draws_the_same_whatever_the_host_draws_and_so_does_the_host() -> None:
+    runs = [drawn(1, 300) for _ in range(4)]
+    assert all(run == runs[0] for run in runs)
+    assert drawn(1, 0)[0] == runs[0][0]
+    torch.manual_seed(1)
+    assert runs[0][1][::3] == [torch.rand(()).item() for _ in range(1800)]
+    other, _ = drawn(2, 0)
+    assert other != runs[0][0]
+    assert not {round(value, 6) for value in other} & {round(value, 6) for value in runs[0][1]}
+
+
+def test_a_generator_that_waits_for_the_host_is_read_beside_it(caplog: pytest.LogCaptureFixture) -> None:
+    coming: queue.Queue[dict[str, torch.Tensor]] = queue.Queue()
+    for number in range(STEP + 1):
+        coming.put(element(number))
+    with caplog.at_level(logging.WARNING, "accelmgr"), make(iter(coming.get, None), prefetch=2) as manager:
+        for step in range(4):
+            manager.step(accumulate=False).raise_for_status()
+            torch.testing.assert_close(manager.get_aggregated_gradients()[0], expected_gradient(step))
+            for number in range(STEP):
+                coming.put(element(STEP + 1 + step * STEP + number))
+        coming.put(element(0))
+    assert caplog.text.count("reading an element takes more than 1 s") <= 1
 
 
 def test_an_indexed_dataset_that_cannot_be_pickled_is_served_with_the_reason(caplog: pytest.LogCaptureFixture) -> None:
@@ -186,7 +234,7 @@ def test_a_generator_that_is_stuck_does_not_hold_up_stop() -> None:
     begin = time.monotonic()
     manager.stop()
     assert time.monotonic() - begin < 120
-    wait_until(lambda: len(feed_threads()) == 1, "only the stuck thread is left")
+    wait_until(lambda: len(feed_threads()) <= 1, "only the stuck thread is left, if it has begun to read")
     go_on.set()
 
 
@@ -194,7 +242,6 @@ def test_a_generator_is_read_no_further_than_the_session_holds() -> None:
     given: list[int] = []
     with make(numbers(given=given)) as manager:
         for step in range(30):
-            wait_until(lambda held=HELD + step * STEP: len(given) >= held, "the queues are full")
             manager.step().raise_for_status()
             assert len(given) <= HELD + (step + 1) * STEP
         assert manager._delivery.feed is not None
@@ -364,7 +411,7 @@ def test_it_serves_on_after_it_had_no_descriptor_for_a_connection(
     client = Client(feed.address)
     client._connection.settimeout(PATIENCE_S)
     try:
-        assert client.example() == _feed.dump(element(0))
+        assert client.example() == _feed.dumped(element(0))
     finally:
         client._connection.close()
         feed.close()
@@ -425,10 +472,10 @@ def test_only_what_is_not_consumed_is_kept() -> None:
     client = Client(feed.address)
     example = client.example()
     for number in range(1000):
-        assert client.get(number) == _feed.dump(element(number))
+        assert client.get(number) == _feed.dumped(element(number))
         consumed = max(0, number - 20)
     assert feed.kept <= 20 + 2 * 16
-    assert client.get(990) == _feed.dump(element(990))
+    assert client.get(990) == _feed.dumped(element(990))
     assert client.get(3) == example
     assert feed.read == 1000
     client._connection.close()
@@ -439,7 +486,7 @@ def test_a_source_that_is_restored_further_on_skips_what_lies_before() -> None:
     feed = Feed(numbers())
     client = Client(feed.address)
     client.example()
-    assert client.get(500) == _feed.dump(element(500))
+    assert client.get(500) == _feed.dumped(element(500))
     assert feed.kept == 1
     client._connection.close()
     feed.close()
@@ -462,6 +509,6 @@ def test_a_source_that_is_restored_further_on_skips_what_lies_before() -> None:
 def test_tensors_travel_as_their_values(tensor: torch.Tensor) -> None:
     import pickle
 
-    data = _feed.dump(tensor)
+    data = _feed.dumped(tensor)
     assert len(data) < 400
     torch.testing.assert_close(pickle.loads(data), tensor.detach(), rtol=0, atol=0)

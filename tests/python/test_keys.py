@@ -226,12 +226,25 @@ def test_what_gives_nothing_the_second_time_is_an_error_of_the_step() -> None:
 # A DataLoader
 
 
-def test_a_loader_of_batches_is_not_batched_again_without_a_word() -> None:
-    with pytest.raises(accelmgr.DataError, match=r"makes batches \(batch_size=4\).*loader.dataset.*batch_size=None"):
-        accelmgr.Manager(Line(), torch.utils.data.DataLoader(ROWS, batch_size=4), nprocs=1)
-    sampler = torch.utils.data.BatchSampler(torch.utils.data.SequentialSampler(ROWS), 4, False)
-    with pytest.raises(accelmgr.DataError, match=r"makes batches \(a batch_sampler\)"):
-        accelmgr.Manager(Line(), torch.utils.data.DataLoader(ROWS, batch_sampler=sampler), nprocs=1)
+class HeldHere(Indexed):
+    """Cannot be pickled, so the host reads it."""
+
+    def __init__(self, rows: list[torch.Tensor]) -> None:
+        super().__init__(rows)
+        self.lock = threading.Lock()
+
+
+@pytest.mark.parametrize("kind", [list, Indexed, HeldHere])
+@pytest.mark.parametrize("drop_last", [True, False])
+def test_epochs_end_where_those_of_a_loader_end(kind: Any, drop_last: bool) -> None:
+    rows = kind(ROWS[:10])
+    loader = torch.utils.data.DataLoader(ROWS[:10], batch_size=4, drop_last=drop_last)
+    expected = [batch[:, 0].sum().item() for _ in range(2) for batch in loader]
+    assert len(expected) == (4 if drop_last else 6)
+    model = Line()
+    data = {"epochs": 2, "drop_last": drop_last}
+    with accelmgr.Manager(model, rows, nprocs=2, batch_size_per_device=2, data=data, loss_scaling="samples") as manager:
+        assert sums(manager, model) == pytest.approx(expected)
 
 
 def test_a_loader_of_elements_is_a_dataset() -> None:

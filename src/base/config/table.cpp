@@ -224,7 +224,8 @@ std::vector<Option> data_options() {
       number(KEY(data.seed), {}, "Seed of the order of the elements."),
       plain<Boolean>(
           KEY(data.drop_last),
-          "Leave out elements at the end that do not fill a step; otherwise they make a last, shorter step."),
+          "Leave out elements at the end of the data, or of an epoch of a Python dataset, that do not fill a "
+          "step; otherwise they make a shorter step."),
       plain<Boolean>(KEY(data.keep_last_step),
                      "Keep the elements of a step in memory, so that the next one can repeat it: "
                      "step(repeat=True)."),

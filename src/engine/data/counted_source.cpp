@@ -93,7 +93,7 @@ bool CountedSource::discard() {
 
 void CountedSource::remember() {
   const auto number = this->number();
-  if (!states_.empty() && states_.back().element == number) return;
+  if (!states_.empty() && states_.back().element == number) states_.pop_back();  // An epoch has ended since.
   auto state = source_->state();
   if (!state || state->empty()) return;
   if (state->size() > BatchSource::max_state_bytes)

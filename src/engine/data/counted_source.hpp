@@ -28,10 +28,12 @@ class CountedSource {
   std::span<const FieldSpec> fields() const { return source_->fields(); }
   /// Number of the element that is read next, counted from the source's beginning over all restarts.
   std::uint64_t number() const noexcept { return number_.load(std::memory_order_relaxed); }
-  /// Reads an element into `rows`, one for each field; returns false at the end of the data. May block and
-  /// throw as the source does. Throws DataError when the source wrote beyond a row. Behind each row there
-  /// must be row_guard_bytes, which are overwritten.
+  /// Reads an element into `rows`, one for each field; returns false at the end of the data or of an epoch.
+  /// May block and throw as the source does. Throws DataError when the source wrote beyond a row. Behind each
+  /// row there must be row_guard_bytes, which are overwritten.
   bool next(const std::vector<std::span<std::byte>>& rows);
+  /// Whether next() goes on after it has returned false, with another epoch.
+  bool more_epochs() const { return source_->more_epochs(); }
   /// Reads an element and discards it; otherwise like next().
   bool discard();
 

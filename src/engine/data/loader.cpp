@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstring>
 #include <iterator>
 
@@ -58,11 +59,7 @@ Loader::Loader(std::unique_ptr<BatchSource> source, const session::LoaderView& v
   check(to);
   for (int rank = 0; rank < session_->ranks(); ++rank) queues_.emplace_back(view, rank);
   known_end_ = data_cursor(*session_);
-  if (can_go_on(to)) {
-    go_on();
-  } else {
-    begin(to, known_end_);
-  }
+  if (!go_on(to)) begin(to, known_end_);
 }
 
 void Loader::check(const session::Assignment& to) const {
@@ -79,34 +76,22 @@ void Loader::check(const session::Assignment& to) const {
           rank, share, slots));
 }
 
-bool Loader::can_go_on(const session::Assignment& to) const {
-  const auto& sharding = session_->sharding();
-  if (sharding.assigned_to.load() != to.team || sharding.shares != to.shares) return false;
-  const RoundRobin order(to, batch_size_);
-  // After a short step ranks with unequal shares would begin the next one in the middle of another.
-  if (!order.even() && (data_cursor(*session_) - sharding.first_element) % order.step_elements() != 0)
-    return false;
-  for (const int rank : ranks_of(to.team)) {
-    const auto& queue = queues_[static_cast<std::size_t>(rank)];
-    const auto published = queue.published();
-    if (published > sharding.first_batch[rank] && queue.elements(published - 1) < batch_size_) return false;
-  }
-  return true;
-}
-
-void Loader::go_on() {
-  order_ = RoundRobin({team(), session_->sharding().shares}, batch_size_);
-  std::vector<std::uint64_t> held;
-  for (const int rank : ranks_of(team())) {
-    queues_[static_cast<std::size_t>(rank)].reopen();
-    held.push_back(rows(rank));
-  }
+// Returns false if it cannot. A short step that is not yet whole may get other elements this time.
+bool Loader::go_on(const session::Assignment& to) {
+  if (session::Assignment{team(), session_->sharding().shares} != to) return false;
+  order_ = RoundRobin(to, batch_size_);
+  step_first_ = data_cursor(*session_);
+  auto held = in_queues(step_ = unconsumed_step());
+  for (; held.whole; held = in_queues(++step_)) step_first_ += held.left_out + held.elements;
+  if (held.is_short) return false;
+  step_first_ += held.left_out;
   // A loader that was killed while it published a batch may leave one rank without an element while others
   // hold later ones.
-  const auto first = session_->sharding().first_element;
-  next_ = first + order_.first_missing(held);
-  known_end_ = std::max(known_end_, first + order_.end_of(held));
+  next_ = step_first_ + order_.first_missing(held.rows);
+  known_end_ = std::max(known_end_, step_first_ + order_.end_of(held.rows));
+  for (const int rank : ranks_of(team())) queues_[static_cast<std::size_t>(rank)].reopen();
   view_.sharding().follows.store(session_->control().assignments.load());
+  return true;
 }
 
 void Loader::begin(const session::Assignment& to, std::uint64_t first_element) {
@@ -120,7 +105,8 @@ void Loader::begin(const session::Assignment& to, std::uint64_t first_element) {
   sharding.first_element = first_element;
   sharding.shares = to.shares;
   order_ = RoundRobin(to, batch_size_);
-  next_ = first_element;
+  next_ = step_first_ = first_element;
+  step_ = 0;
   finished_ = false;
   dropped_ = 0;
   log(to, first_element, batch_size_);
@@ -131,13 +117,11 @@ void Loader::begin(const session::Assignment& to, std::uint64_t first_element) {
 
 void Loader::reshard(const session::Assignment& to) {
   // The cursor is exact: no attempt is open. All elements up to `next_` are in the queues, in full or partly
-  // filled batches.
-  const auto first = data_cursor(*session_);
-  std::deque<Bytes> taken_back;
-  for (auto element = first; element < next_; ++element) taken_back.push_back(assigned_element(element));
+  // filled batches, but for those that were left out.
+  auto taken_back = unconsumed();
   std::move(backlog_.begin(), backlog_.end(), std::back_inserter(taken_back));
   backlog_ = std::move(taken_back);
-  begin(to, first);
+  begin(to, data_cursor(*session_));
 }
 
 bool Loader::asked_again() {
@@ -151,14 +135,42 @@ bool Loader::asked_again() {
   return false;
 }
 
-Place Loader::place(std::uint64_t element) const noexcept {
-  return order_.place_of(element - session_->sharding().first_element);
+Place Loader::place(std::uint64_t element) const noexcept { return order_.place_of(element - step_first_); }
+
+std::uint64_t Loader::first_batch(int rank, std::uint64_t step) const noexcept {
+  const auto& sharding = session_->sharding();
+  return sharding.first_batch[rank] + step * sharding.shares.of[rank];
+}
+
+std::uint64_t Loader::unconsumed_step() const noexcept {
+  const auto& sharding = session_->sharding();
+  const int rank = rank_of(0, team());
+  const auto consumed = queues_[static_cast<std::size_t>(rank)].consumed();
+  return (consumed - sharding.first_batch[rank]) / sharding.shares.of[rank];
+}
+
+Loader::StepInQueues Loader::in_queues(std::uint64_t step) const {
+  StepInQueues found;
+  for (const int rank : ranks_of(team())) {
+    const auto& queue = queues_[static_cast<std::size_t>(rank)];
+    const auto first = first_batch(rank, step), end = first_batch(rank, step + 1);
+    const auto published = queue.published();
+    std::uint64_t rows = first <= published && published < end ? queue.filling() : 0;
+    for (auto batch = first; batch < std::min(end, published); ++batch) {
+      rows += queue.elements(batch);
+      found.is_short = found.is_short || queue.elements(batch) < batch_size_;
+    }
+    if (found.rows.empty()) found.left_out = queue.left_out(first);
+    found.rows.push_back(rows);
+    found.elements += rows;
+    found.whole = found.whole && published >= end;
+  }
+  return found;
 }
 
 std::uint64_t Loader::rows(int rank) const noexcept {
   const auto& queue = queues_[static_cast<std::size_t>(rank)];
-  const auto batches = queue.published() - session_->sharding().first_batch[rank];
-  return batches * batch_size_ + queue.filling();
+  return (queue.published() - first_batch(rank, step_)) * batch_size_ + queue.filling();
 }
 
 std::vector<std::span<std::byte>> Loader::rows_at(std::byte* slot, std::uint64_t position) const {
@@ -169,21 +181,30 @@ std::vector<std::span<std::byte>> Loader::rows_at(std::byte* slot, std::uint64_t
   return rows;
 }
 
-Loader::Bytes Loader::assigned_element(std::uint64_t element) const {
-  const auto at = place(element);
-  const auto& queue = queues_[static_cast<std::size_t>(at.rank)];
-  const auto* slot = queue.slot(session_->sharding().first_batch[at.rank] + at.batch);
-  Bytes bytes;
-  for (const auto& field : fields_) {
-    const auto* row = slot + field.offset + at.position * field.element_bytes;
-    bytes.insert(bytes.end(), row, row + field.element_bytes);
+std::deque<Loader::Held> Loader::unconsumed() const {
+  std::deque<Held> elements;
+  auto number = data_cursor(*session_);
+  for (auto step = unconsumed_step(); step <= step_; ++step) {
+    const auto held = in_queues(step);
+    number += held.left_out;
+    for (std::uint64_t index = 0; index < held.elements; ++index, ++number) {
+      const auto at = order_.place_of(index);
+      const auto* slot =
+          queues_[static_cast<std::size_t>(at.rank)].slot(first_batch(at.rank, step) + at.batch);
+      auto& bytes = elements.emplace_back(Held{number, {}}).bytes;
+      for (const auto& field : fields_) {
+        const auto* row = slot + field.offset + at.position * field.element_bytes;
+        bytes.insert(bytes.end(), row, row + field.element_bytes);
+      }
+    }
   }
-  return bytes;
+  return elements;
 }
 
 bool Loader::do_work() {
   source_.leave_state();
-  if (asked_again()) {
+  // A source that was restored is read up to `next_` first: only then it is known where epochs end.
+  if (!behind() && asked_again()) {
     reshard(session_->control().assignment);
     return true;
   }
@@ -199,26 +220,27 @@ bool Loader::do_work() {
 }
 
 bool Loader::assign() {
+  if (step_ends_short()) return publish_short_step();
   if (backlog_.empty() && over_) {
     finish();
     return true;
   }
-  const bool behind = backlog_.empty() && source_.number() < next_;
-  const auto at = place(next_);
-  auto& queue = queues_[static_cast<std::size_t>(at.rank)];
-  const bool there = at.batch * batch_size_ + at.position < rows(at.rank);
-  if (behind || there) {
+  if (behind()) {
     enter(Activity::read);
-    if (is_element(source_.discard()) && !behind) ++next_;
+    is_element(source_.discard());
     return true;
   }
-  auto* slot = queue.claim();
-  if (slot == nullptr) return false;
-  // A queue has slots for the largest share; one with a smaller share must not be filled further ahead.
-  const auto share = session_->sharding().shares.of[at.rank];
-  if (queue.published() - queue.consumed() >= share + ahead_) return false;
+  const auto at = place(next_);
+  const bool there = at.batch * batch_size_ + at.position < rows(at.rank);
+  if (!there && !has_room(at.rank)) return false;
   enter(Activity::read);
-  if (!write(at, rows_at(slot, at.position))) return true;
+  if (there) {
+    pass_assigned();
+    return true;
+  }
+  if (next_ == step_first_ && !begin_step()) return true;
+  auto& queue = queues_[static_cast<std::size_t>(at.rank)];
+  if (!write(at, rows_at(queue.claim(), at.position))) return true;
   ++next_;
   if (at.position + 1 == batch_size_) {
     queue.publish(batch_size_);
@@ -226,7 +248,85 @@ bool Loader::assign() {
   } else {
     queue.fill(at.position + 1);
   }
+  if (next_ - step_first_ == order_.step_elements()) end_step();
   return true;
+}
+
+bool Loader::behind() const noexcept { return backlog_.empty() && !over_ && source_.number() < next_; }
+
+// A queue has slots for the largest share; one with a smaller share must not be filled further ahead.
+bool Loader::has_room(int rank) const {
+  const auto& queue = queues_[static_cast<std::size_t>(rank)];
+  return queue.claim() != nullptr &&
+         queue.published() - queue.consumed() < session_->sharding().shares.of[rank] + ahead_;
+}
+
+bool Loader::begin_step() {
+  const auto first = backlog_.empty() ? source_.number() : backlog_.front().number;
+  if (drop_last_) {
+    const auto end = ends_.upper_bound(first);
+    const auto beyond = std::ranges::find_if(
+        backlog_, [&](const Held& held) { return end != ends_.end() && held.number >= *end; });
+    const auto held = static_cast<std::size_t>(beyond - backlog_.begin());
+    if (held < order_.step_elements()) {
+      if (end != ends_.end()) {
+        leave_out(held);
+        return false;
+      }
+      if (!over_ && source_.more_epochs()) {
+        hold_next();
+        return false;
+      }
+    }
+  }
+  if (first > next_) {
+    queues_[static_cast<std::size_t>(rank_of(0, team()))].leave_out(first - next_);
+    next_ = step_first_ = first;
+  }
+  return true;
+}
+
+void Loader::hold_next() {
+  if (backlog_.empty()) source_.remember();
+  Held held{source_.number(), {}};
+  std::vector<std::span<std::byte>> rows;
+  std::size_t bytes = 0;
+  for (const auto& field : fields_) bytes += field.element_bytes + session::row_guard_bytes;
+  held.bytes.resize(bytes);
+  bytes = 0;
+  for (const auto& field : fields_) {
+    rows.push_back(std::span(held.bytes).subspan(bytes, field.element_bytes));
+    bytes += field.element_bytes + session::row_guard_bytes;
+  }
+  if (!is_element(source_.next(rows))) return;
+  auto* to = held.bytes.data();
+  for (const auto& row : rows) to = std::move(row.begin(), row.end(), to);  // Without the guards.
+  backlog_.push_back(std::move(held));
+}
+
+void Loader::leave_out(std::size_t held) {
+  dropped_ += held;
+  backlog_.erase(backlog_.begin(), backlog_.begin() + static_cast<std::ptrdiff_t>(held));
+  if (step_ == 0 && data_cursor(*session_) == 0) throw too_few(held);
+}
+
+DataError Loader::too_few(std::uint64_t elements) const {
+  const auto whole = order_.step_elements();
+  return DataError(fmt::format(
+      "{} elements make no step: a step takes {} (batches: {}, of {} elements each), and data.drop_last "
+      "leaves "
+      "the rest of the data and of each epoch out. Set data.drop_last to false, or make batches smaller "
+      "(batch_size_per_device)",
+      elements, whole, whole / batch_size_, batch_size_));
+}
+
+void Loader::pass_assigned() {
+  if (!backlog_.empty()) {
+    backlog_.pop_front();
+  } else if (!is_element(source_.discard())) {
+    return;
+  }
+  if (++next_ - step_first_ == order_.step_elements()) end_step();
 }
 
 bool Loader::write(const Place& at, const std::vector<std::span<std::byte>>& rows) {
@@ -234,7 +334,7 @@ bool Loader::write(const Place& at, const std::vector<std::span<std::byte>>& row
     if (order_.begins_round(at)) source_.remember();
     return is_element(source_.next(rows));
   }
-  const auto* bytes = backlog_.front().data();
+  const auto* bytes = backlog_.front().bytes.data();
   for (const auto& row : rows) {
     std::memcpy(row.data(), bytes, row.size());
     bytes += row.size();
@@ -245,6 +345,10 @@ bool Loader::write(const Place& at, const std::vector<std::span<std::byte>>& row
 
 bool Loader::is_element(bool read) {
   if (read) return true;
+  if (source_.more_epochs()) {
+    ends_.insert(source_.number());
+    return false;
+  }
   if (source_.number() < known_end_)
     throw DataError(fmt::format(
         "the data source ended after {} elements, but the first time it gave {}: it must give the same "
@@ -254,21 +358,43 @@ bool Loader::is_element(bool read) {
   return false;
 }
 
-void Loader::finish() {
-  finished_ = true;
+bool Loader::step_ends_short() const {
+  if (next_ == step_first_) return false;
+  return ends_.contains(next_) || (!drop_last_ && backlog_.empty() && over_ && over_->empty());
+}
+
+bool Loader::publish_short_step() {
+  bool whole = true;
   for (const int rank : ranks_of(team())) {
     auto& queue = queues_[static_cast<std::size_t>(rank)];
-    const auto elements = queue.filling();
-    if (elements > 0 && !drop_last_) {
-      queue.publish(elements);
-    } else {
-      dropped_ += elements;
-    }
+    if (queue.published() == first_batch(rank, step_ + 1)) continue;
+    whole = false;
+    if (queue.claim() == nullptr) continue;
+    queue.publish(queue.filling());
+    return true;
+  }
+  if (whole) end_step();
+  return whole;
+}
+
+void Loader::end_step() {
+  step_first_ = next_;
+  ++step_;
+  ends_.erase(ends_.begin(), ends_.upper_bound(data_cursor(*session_)));
+}
+
+void Loader::finish() {
+  finished_ = true;
+  if (over_->empty() && step_ == 0 && next_ > 0 && data_cursor(*session_) == 0) over_ = too_few(next_).what();
+  for (const int rank : ranks_of(team())) {
+    auto& queue = queues_[static_cast<std::size_t>(rank)];
+    dropped_ += queue.filling();
     queue.finish(*over_);
   }
-  if (dropped_ > 0)
+  if (dropped_ > 0 && over_->empty())
     base::log().info(
-        "{} elements at the end of the data did not fill a batch and were left out (data.drop_last)",
+        "{} elements at the end of the data, or of epochs, did not fill a batch and were left out "
+        "(data.drop_last)",
         dropped_);
 }
 

@@ -8,21 +8,29 @@
 //   - If the session has the sharding that the host asked for last, the slots stay as they are. An element
 //     that was being written is read from the source again.
 //   - If there is no sharding, an unfinished one, or one to another team or with other shares, all elements
-//     that are not consumed are assigned again from the source. The same happens after a short step or if the
-//     last batch of a queue is short: no batch may follow a short one, but the source may go on this time.
+//     that are not consumed are assigned again from the source. The same happens if a short step was not yet
+//     whole.
 //
 // In each case the source first goes to the data cursor: from its state in the session, and by reading on
 // from there.
+//
+// In the queues each step takes as many batches of a rank as its share says. Where an epoch ends within a
+// step, and at the end of the data, the step is short: it gets its missing batches without elements. With
+// `drop_last` there are no short steps. The elements of a step that its epoch may not fill wait in memory of
+// the loader until all are there. If the epoch ends before, they are left out: they count as consumed by the
+// step that follows.
 #pragma once
 
 #include <cstdint>
 #include <deque>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "accelmgr/batch_source.hpp"
+#include "accelmgr/errors.hpp"
 #include "engine/data/counted_source.hpp"
 #include "engine/data/sharding.hpp"
 #include "engine/session/batch_queue.hpp"
@@ -51,7 +59,8 @@ class Loader {
          const session::Manifest& manifest, const Loading& loading);
 
   /// Does one of three things:
-  ///   - assigns one element;
+  ///   - assigns one element, or reads one that waits for the others of its step;
+  ///   - publishes a batch of a short step;
   ///   - reads past an element that was assigned or consumed before;
   ///   - assigns all unconsumed elements again, when the host asks for another assignment. No attempt may be
   ///     open until Sharding::follows says that this is done.
@@ -68,35 +77,65 @@ class Loader {
 
   /// The number of the element that is assigned next, over all restarts.
   std::uint64_t assigned() const noexcept { return next_; }
-  /// Elements at the end that made no full batch and were left out (`drop_last`).
+  /// Elements at the end of the data and of epochs that were left out (`drop_last`).
   std::uint64_t dropped() const noexcept { return dropped_; }
 
  private:
-  using Bytes = std::vector<std::byte>;
+  /// An element in memory of the loader.
+  struct Held {
+    std::uint64_t number;
+    std::vector<std::byte> bytes;
+  };
+  /// What the queues hold of a step.
+  struct StepInQueues {
+    std::vector<std::uint64_t> rows;  ///< Elements of each rank of the team, in ascending order of ranks.
+    std::uint64_t elements = 0;       ///< Of all.
+    std::uint64_t left_out = 0;       ///< Elements of the source that were left out before it.
+    bool whole = true;                ///< All batches of all ranks are published.
+    bool is_short = false;            ///< A published batch is short.
+  };
 
   // Beginning, and beginning again.
   void check(const session::Assignment& to) const;
-  bool can_go_on(const session::Assignment& to) const;
-  void go_on();
+  bool go_on(const session::Assignment& to);
   void begin(const session::Assignment& to, std::uint64_t first_element);
   void reshard(const session::Assignment& to);
   /// Whether the host asks for another assignment than there is.
   bool asked_again();
 
   bool assign();
+  /// Whether the source has yet to give elements that were assigned or consumed before.
+  bool behind() const noexcept;
+  /// Whether the rank has room for a batch more.
+  bool has_room(int rank) const;
+  /// Begins a step, unless elements of it must be read or left out first: does one of these then.
+  bool begin_step();
+  void hold_next();
+  void leave_out(std::size_t held);
+  DataError too_few(std::uint64_t elements) const;
   bool write(const Place& at, const std::vector<std::span<std::byte>>& rows);
-  /// Checks the result of reading the source. Returns `read`; at the end of the data notes the end. Throws
-  /// DataError when the source ended sooner than before.
+  void pass_assigned();
+  /// Checks the result of reading the source. Returns `read`; notes the end of the data or of an epoch.
+  /// Throws DataError when the source ended sooner than before.
   bool is_element(bool read);
+  /// Whether an epoch has ended, or the data, within the step that is being assigned.
+  bool step_ends_short() const;
+  bool publish_short_step();
+  void end_step();
   void finish();
   void enter(session::Activity activity) noexcept;
 
   session::RankMask team() const noexcept { return session_->sharding().assigned_to.load(); }
   Place place(std::uint64_t element) const noexcept;
-  /// How many elements of this sharding the queue of `rank` was given.
+  /// The number of the first batch of `rank` in a step of this sharding.
+  std::uint64_t first_batch(int rank, std::uint64_t step) const noexcept;
+  /// The first step of this sharding that is not consumed.
+  std::uint64_t unconsumed_step() const noexcept;
+  StepInQueues in_queues(std::uint64_t step) const;
+  /// How many elements of the step that is being assigned the queue of `rank` holds.
   std::uint64_t rows(int rank) const noexcept;
   std::vector<std::span<std::byte>> rows_at(std::byte* slot, std::uint64_t position) const;
-  Bytes assigned_element(std::uint64_t element) const;
+  std::deque<Held> unconsumed() const;
 
   CountedSource source_;
   session::LoaderView view_;
@@ -108,10 +147,14 @@ class Loader {
   std::uint64_t batch_size_;
   std::uint64_t ahead_;  ///< Batches beyond a step that are loaded ahead for each rank.
   bool drop_last_;
-  std::uint64_t next_ = 0;       ///< The element to be assigned next.
-  std::uint64_t known_end_ = 0;  ///< The source gave all elements before this one to an earlier loader.
-  std::deque<Bytes> backlog_;    ///< Elements from `next_` on that were taken back from the queues; assigned
-                                 ///< before the source is read on.
+  std::uint64_t next_ = 0;        ///< The element to be assigned next.
+  std::uint64_t step_ = 0;        ///< The step that it is assigned to, counted in this sharding.
+  std::uint64_t step_first_ = 0;  ///< The first element of that step.
+  std::uint64_t known_end_ = 0;   ///< The source gave all elements before this one to an earlier loader.
+  std::deque<Held> backlog_;  ///< Elements from `next_` on that were taken back from the queues, or wait for
+                              ///< others of their step; assigned before the source is read on.
+  std::set<std::uint64_t>
+      ends_;  ///< Epochs end before these elements. Those that are consumed are forgotten.
   std::optional<std::string> over_;  ///< Set when the source has ended; not empty: it failed with this error.
   bool finished_ = false;
   std::uint64_t dropped_ = 0;

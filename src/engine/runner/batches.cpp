@@ -17,6 +17,8 @@ std::optional<Batches::Filled> Batches::next(std::uint64_t index, const std::fun
   switch (state) {
     case session::BatchQueue::State::filled:
       return filled;
+    case session::BatchQueue::State::none:
+      return std::nullopt;
     case session::BatchQueue::State::failed:
       throw AttemptRefused{Reason::data_error, queue_.error()};
     case session::BatchQueue::State::empty:
@@ -24,13 +26,7 @@ std::optional<Batches::Filled> Batches::next(std::uint64_t index, const std::fun
     case session::BatchQueue::State::ended:
       break;
   }
-  // The rest of the data makes a last, shorter step, unless the configuration drops it. The
-  // elements of a step go to the ranks in turn: if the first rank has no element, no rank has one.
-  const session::RankMask participants = session_.control().request.participants;
-  const bool first = (participants & ((session::RankMask{1} << rank_) - 1)) == 0;
-  if (config_.data.drop_last || (first && index == 0))
-    throw AttemptRefused{Reason::data_end, "the data has ended"};
-  return std::nullopt;
+  throw AttemptRefused{Reason::data_end, "the data has ended"};
 }
 
 std::vector<replica::Field> Batches::fields_of(Filled filled) const {

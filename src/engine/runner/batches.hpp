@@ -27,11 +27,11 @@ class Batches {
   using Filled = session::BatchQueue::Filled;
 
   Batches(const Config& config, const session::Session& session, const session::Manifest& manifest, int rank)
-      : config_(config), session_(session), manifest_(manifest), rank_(rank), queue_(session, rank) {}
+      : config_(config), manifest_(manifest), queue_(session, rank) {}
 
-  /// Returns batch `index` of the attempt under way. Returns nullopt when the data ends in the middle of a
-  /// step: that makes a last, shorter step. Blocks until the batch is there, and calls `give_up` at least
-  /// every 20 ms. Adds the time that it waited to `waited_ns`. Throws AttemptRefused.
+  /// Returns batch `index` of the attempt under way. Returns nullopt when a short step has none for this
+  /// rank. Blocks until the batch is there, and calls `give_up` at least every 20 ms. Adds the time that it
+  /// waited to `waited_ns`. Throws AttemptRefused.
   std::optional<Filled> next(std::uint64_t index, const std::function<bool()>& give_up,
                              std::uint64_t& waited_ns) const;
 
@@ -40,9 +40,7 @@ class Batches {
 
  private:
   const Config& config_;
-  const session::Session& session_;
   const session::Manifest& manifest_;
-  int rank_;
   session::BatchQueue queue_;
 };
 

@@ -331,7 +331,7 @@ void Runner::micro_batch(Batches::Filled filled) {
   replica_->run(batches_.fields_of(filled), divisor);
   if (write_guard_) write_guard_->check();
   ballot_.samples += filled.elements;
-  ballot_.elements += filled.elements;
+  ballot_.elements += filled.elements + filled.left_out;
   ++ballot_.micro_batches;
 }
 
@@ -442,7 +442,7 @@ void Runner::skip() {
   while (ballot_.micro_batches < request.shares.of[rank_]) {
     const auto filled = next_batch();
     if (!filled) break;
-    ballot_.elements += filled->elements;
+    ballot_.elements += filled->elements + filled->left_out;
     ++ballot_.micro_batches;
     if (filled->elements < request.batch_size) break;
   }

@@ -12,12 +12,19 @@ namespace {
 
 constexpr auto no_end = ~std::uint64_t{0};
 
+/// The counts of a batch share a word, so that both change at once: elements, and those left out before it.
+constexpr int left_out_bit = 32;
+constexpr std::uint64_t elements_mask = (std::uint64_t{1} << left_out_bit) - 1;
+
+/// Of Queue::left_out: the number of the batch, plus one. Zeros: none.
+constexpr std::uint64_t key_of(std::uint64_t number) { return (number + 1) & elements_mask; }
+
 }  // namespace
 
 BatchQueue::BatchQueue(const Session& session, int rank)
     : session_(&session), queue_(&session.queue(rank)), rank_(rank) {}
 
-std::uint64_t BatchQueue::elements_at(std::uint64_t number) const noexcept {
+std::uint64_t BatchQueue::count_at(std::uint64_t number) const noexcept {
   return sizeof(Queue) + number % session_->header().slots * sizeof(std::uint64_t);
 }
 
@@ -27,8 +34,18 @@ std::uint64_t BatchQueue::slot_at(std::uint64_t number) const noexcept {
          number % header.slots * header.slot_bytes;
 }
 
+std::uint64_t BatchQueue::count_of(std::uint64_t number) const noexcept {
+  return *reinterpret_cast<const std::uint64_t*>(queue_bytes() + count_at(number));
+}
+
 std::uint64_t BatchQueue::elements(std::uint64_t number) const noexcept {
-  return *reinterpret_cast<const std::uint64_t*>(queue_bytes() + elements_at(number));
+  return count_of(number) & elements_mask;
+}
+
+std::uint64_t BatchQueue::left_out(std::uint64_t number) const noexcept {
+  if (number < published()) return count_of(number) >> left_out_bit;
+  const auto noted = queue_->left_out.load();
+  return (noted & elements_mask) == key_of(number) ? noted >> left_out_bit : 0;
 }
 
 // A reader of these three may still see the older index: then it finds fewer batches consumed and waits
@@ -59,9 +76,13 @@ void BatchQueueWriter::fill(std::uint64_t elements) noexcept {
   queue_->filling.store(elements, std::memory_order_release);
 }
 
+void BatchQueueWriter::leave_out(std::uint64_t elements) noexcept {
+  queue_->left_out.store(elements << left_out_bit | key_of(published()));
+}
+
 void BatchQueueWriter::publish(std::uint64_t elements) noexcept {
   const auto number = queue_->published.load(std::memory_order_relaxed);
-  *reinterpret_cast<std::uint64_t*>(bytes() + elements_at(number)) = elements;
+  *reinterpret_cast<std::uint64_t*>(bytes() + count_at(number)) = left_out(number) << left_out_bit | elements;
   // The order matters. A loader that is killed in between leaves elements that are read from the source
   // again. In the other order the published batch would have them, and the loader that takes over would find
   // them in the next slot too.
@@ -86,6 +107,7 @@ void BatchQueueWriter::reopen() noexcept {
 
 void BatchQueueWriter::rewind() noexcept {
   queue_->filling.store(0);
+  queue_->left_out.store(0);
   queue_->published.store(consumed());
   reopen();
 }
@@ -97,11 +119,11 @@ std::uint64_t BatchQueue::filling() const noexcept {
 
 BatchQueue::State BatchQueue::look(std::uint64_t number, Filled& out) const {
   if (number < queue_->published.load(std::memory_order_acquire)) {
-    out = {slot(number), elements(number)};
-    if (const auto most = session_->header().batch_size; out.elements == 0 || out.elements > most)
-      throw SessionError(fmt::format("batch {} in the queue of rank {} has {} elements; it must have 1 to {}",
+    out = {slot(number), elements(number), left_out(number)};
+    if (const auto most = session_->header().batch_size; out.elements > most)
+      throw SessionError(fmt::format("batch {} in the queue of rank {} has {} elements; it can have {}",
                                      number, rank_, out.elements, most));
-    return State::filled;
+    return out.elements > 0 ? State::filled : State::none;
   }
   if (number < queue_->end.load()) return State::empty;
   return queue_->failed.load() != 0 ? State::failed : State::ended;

@@ -1,6 +1,9 @@
 // The bounded queue of batches of a rank: a ring of slots in shared memory, with one producer (the loader)
 // and one consumer (the runner).
 //
+// Each step has as many batches of a rank as its share says. In a short step the last ones may have fewer
+// elements, or none.
+//
 // Batch number b lies in slot b mod slots. The producer owns a slot from release to publication, the consumer
 // from publication to release. A committed attempt releases the batches that it consumed
 // (Counters::batches). The batches of an aborted attempt stay in their slots and are handed out again.
@@ -24,12 +27,13 @@ class BatchQueue {
   struct Filled {
     const std::byte* slot;
     std::uint64_t elements;
+    std::uint64_t left_out;  ///< Elements of the source that were left out before it.
   };
-  /// filled: the batch is there; ended: the data ended before it; failed: the data source failed before it;
-  /// empty: it is not there yet.
-  enum class State { filled, ended, failed, empty };
-  /// Looks for batch `number` and does not block. Throws SessionError if the batch has no element, or more
-  /// than a batch can have.
+  /// filled: the batch is there; none: it has no elements, and the rank has no further ones in this step;
+  /// ended: the data ended before it; failed: the data source failed before it; empty: it is not there yet.
+  enum class State { filled, none, ended, failed, empty };
+  /// Looks for batch `number` and does not block. Throws SessionError if the batch has more elements than a
+  /// batch can have.
   State look(std::uint64_t number, Filled& out) const;
   /// Like look(), but blocks while the batch is not there. Returns `empty` when `give_up()` is true; it calls
   /// that at least every 20 ms. Spins for `spin_us` before it parks.
@@ -50,16 +54,20 @@ class BatchQueue {
   const std::byte* slot(std::uint64_t number) const noexcept { return queue_bytes() + slot_at(number); }
   /// Number of elements of a published batch, which is one of the last `slots`.
   std::uint64_t elements(std::uint64_t number) const noexcept;
+  /// Elements of the source that were left out before batch `number`, which is one of the last `slots`, or is
+  /// being filled.
+  std::uint64_t left_out(std::uint64_t number) const noexcept;
   /// Number of elements so far in the batch that is being filled; 0 if the stored number is impossible.
   std::uint64_t filling() const noexcept;
 
  protected:
   // Offsets in bytes from the queue's beginning.
-  std::uint64_t elements_at(std::uint64_t number) const noexcept;
+  std::uint64_t count_at(std::uint64_t number) const noexcept;
   std::uint64_t slot_at(std::uint64_t number) const noexcept;
   const Session& session() const noexcept { return *session_; }
 
  private:
+  std::uint64_t count_of(std::uint64_t number) const noexcept;
   const std::byte* queue_bytes() const noexcept { return reinterpret_cast<const std::byte*>(queue_); }
 
   const Session* session_;
@@ -77,6 +85,9 @@ class BatchQueueWriter : public BatchQueue {
   std::byte* claim() const noexcept;
   /// Records that the claimed slot holds `elements` elements so far: a loader that takes over keeps them.
   void fill(std::uint64_t elements) noexcept;
+  /// Records that `elements` elements of the source were left out before the next batch, of which no element
+  /// is there yet.
+  void leave_out(std::uint64_t elements) noexcept;
   /// Hands the claimed slot, which holds `elements` elements, to the consumer. If the producer is killed in
   /// here, either the batch is published or the slot counts as empty. The same elements are never in both.
   void publish(std::uint64_t elements) noexcept;

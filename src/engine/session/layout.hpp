@@ -268,7 +268,8 @@ struct Ballot {
   double loss;    ///< Weighted sum over its micro-batches (see engine/session/attempt.hpp).
   double weight;  ///< LossWeights::field: the sum of that number of the model's outputs. Otherwise 0.
   std::uint64_t samples;
-  std::uint64_t elements;  ///< Taken from the queue: `samples`, or the skipped ones.
+  std::uint64_t
+      elements;  ///< Taken from the source: `samples`, or the skipped ones; and those left out before.
   std::uint32_t micro_batches;
   std::uint32_t nonfinite;
   std::uint64_t parameter_version;
@@ -524,7 +525,9 @@ struct Queue {
   alignas(64) std::atomic<std::uint64_t> published;  ///< Batches published since the beginning.
   std::atomic<std::uint64_t> end;      ///< No batch from this number on follows; all ones: no end is known.
   std::atomic<std::uint64_t> filling;  ///< Elements in the slot of the next batch so far.
-  std::atomic<std::uint32_t> failed;   ///< 1: the data ended by an error, whose text is in `error`.
+  /// Elements of the source that were left out before a slot, as BatchQueueWriter::leave_out() notes them.
+  std::atomic<std::uint64_t> left_out;
+  std::atomic<std::uint32_t> failed;  ///< 1: the data ended by an error, whose text is in `error`.
   char error[text_bytes];
 };
 

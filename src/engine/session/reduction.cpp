@@ -219,7 +219,7 @@ void Reduction::publish_counters(const Request& request) const noexcept {
     const bool takes_part = (request.participants >> rank & 1) != 0;
     const auto& ballot = session_->record(rank).ballot;
     after.rank_samples[rank] = before.rank_samples[rank] + (takes_part ? ballot.samples : 0);
-    const std::uint64_t batches = takes_part ? ballot.micro_batches : 0;
+    const std::uint64_t batches = takes_part ? request.shares.of[rank] : 0;  // Those without elements, too.
     after.batches[rank] = before.batches[rank] + (repeats ? 0 : batches);
     after.last_batches[rank] = repeats ? before.last_batches[rank] : request.skip != 0 ? 0 : batches;
   }

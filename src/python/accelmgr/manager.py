@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import logging
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 
 from accelmgr import _native
-from accelmgr._common import arguments
+from accelmgr._common import arguments, loaders
 from accelmgr._common.child import embed
 from accelmgr._common.objective import Extra, Loss, made_whole, whole
 from accelmgr._host import optimizers, program, sharing, status
@@ -61,8 +62,8 @@ class Manager(Driver):
     dataset: an iterable or a sequence (torch.utils.data.Dataset) of elements. An element is a mapping, a tuple, or a
         single tensor or number. Or the name of a built-in source (`"text"`). Element i goes to runner i % nprocs, which
         makes batches of `batch_size_per_device` elements. A mapping becomes the keyword arguments of the model, a tuple
-        the positional ones. The dataset is read once, or `data.epochs` times. A DataLoader must give single elements
-        (batch_size=None); one that makes batches is refused, unless a collate_fn takes lists of its batches. The
+        the positional ones. The dataset is read once, or `data.epochs` times; no step has elements of two epochs. Each
+        batch of a DataLoader is a step, divided among the runners; with a collate_fn its batches are elements. The
         manager process reads a dataset that can be pickled. A thread of this process reads any other one (a generator,
         for instance) and sends the elements to the manager process.
         None: the configuration names the dataset (`data.kind`, `data.factory`).
@@ -187,12 +188,20 @@ class Manager(Driver):
         arguments.check_given(call, model, dataset, self._handle.set_keys)
         unread = self._handle.unread(self._model is not None, not arguments.is_named(dataset))
         arguments.check_read(unread, self._settings)
+        own_dataset = None if arguments.is_named(dataset) else dataset
+        self._of_loader: list[str] = []  # Settings that follow from a DataLoader.
+        if loaders.makes_batches(dataset) and collate_fn is None:
+            assert isinstance(dataset, torch.utils.data.DataLoader)
+            own_dataset, collate_fn, self._of_loader = loaders.taken(
+                dataset, self._handle.step_shape, self._handle.set_keys, str(device or "")
+            )
+            self._own_kinds += self._of_loader
+            self._handle = self._load(self._own_kinds)
         elements = {
             "as_bytes": collate_fn is not None,
             "max_element_bytes": max_element_bytes or 0,
             "epochs": arguments.epochs_of(dataset, self._handle.epochs),
         }
-        own_dataset = None if arguments.is_named(dataset) else dataset
         self._delivery = Delivery(self._model, self._factory, own_dataset, collate_fn, elements)
         if start:
             self.start()
@@ -265,7 +274,7 @@ class Manager(Driver):
     def _start_with(self, method: str, command: list[str]) -> None:
         unstarted = self._handle
         try:
-            settings = self._delivery.begin(method, self)
+            settings = self._delivery.begin(method, self) + self._of_loader
             if arguments.is_named(self._dataset) and "data.factory" in unstarted.set_keys and unstarted.epochs is None:
                 settings.append("data.epochs=1")
             settings += self._continues.settings if self._continues is not None else []
@@ -273,7 +282,8 @@ class Manager(Driver):
             if self._delivery.feed is not None:
                 self._handle.while_waiting(self._delivery.feed.work)
             continues = self._continues.state if self._continues is not None else ""
-            self._handle.start(method, self._bind, command, continues)
+            with self._waiting():
+                self._handle.start(method, self._bind, command, continues)
         except BaseException:
             if self._binding is not None:
                 self._binding.undo()
@@ -334,6 +344,10 @@ class Manager(Driver):
         self._handle = self._load(self._own_kinds)
         return continuation
 
+    def _waiting(self) -> contextlib.AbstractContextManager[None]:
+        feed = self._delivery.feed
+        return feed.while_host_waits() if feed is not None else contextlib.nullcontext()
+
     def rebind(self, model: torch.nn.Module | None = None) -> None:
         """Goes on with a model that has other parameters: adapters were attached or merged, a layer was added.
 
@@ -387,7 +401,8 @@ class Manager(Driver):
         self._check_owner("refresh")
         self._bound.check()
         self._delivery.refresh()
-        self._handle.refresh()
+        with self._waiting():
+            self._handle.refresh()
         self._bound.begin_again()
         if self._following is not None:
             self._following.begin()

@@ -63,8 +63,49 @@ TEST(Loader, AnUnevenEndMakesAShortBatchWhenAsked) {
   Training t({.batch_size = 3, .drop_last = false}, {.count = 7});
   t.work();
   EXPECT_EQ(t.batch(0, 1), (Batch{6}));
-  EXPECT_EQ(t.state(1, 1), BatchQueue::State::ended);
+  EXPECT_EQ(t.state(1, 1), BatchQueue::State::none);
+  EXPECT_EQ(t.state(0, 2), BatchQueue::State::ended);
+  EXPECT_EQ(t.state(1, 2), BatchQueue::State::ended);
   EXPECT_EQ(t.loader().dropped(), 0u);
+}
+
+TEST(Loader, EveryEpochEndsWithAShortStepOrLeavesItOut) {
+  for (const bool drop_last : {false, true}) {
+    Training t({.batch_size = 2, .drop_last = drop_last}, {.count = 20, .epoch = 10});
+    t.work();
+    EXPECT_EQ(t.batch(0, 1), (Batch{4, 6}));
+    EXPECT_EQ(t.batch(0, 2), drop_last ? (Batch{10, 12}) : (Batch{8}));
+    int steps = 0;
+    for (; t.step(); ++steps) t.work();
+    EXPECT_EQ(steps, drop_last ? 4 : 6);
+    EXPECT_EQ(t.left_out(), drop_last ? 2u : 0u);
+    EXPECT_EQ(t.cursor(), drop_last ? 18u : 20u);
+    EXPECT_TRUE(t.loader().finished());
+    EXPECT_EQ(t.loader().dropped(), drop_last ? 4u : 0u);
+  }
+}
+
+TEST(Loader, AnEpochThatFillsItsStepsLeavesNothingOut) {
+  for (const bool drop_last : {false, true}) {
+    Training t({.batch_size = 2, .drop_last = drop_last}, {.count = 24, .epoch = 8});
+    t.finish();
+    EXPECT_EQ(t.cursor(), 24u);
+    EXPECT_EQ(t.left_out(), 0u);
+  }
+}
+
+TEST(Loader, DataThatMakeNoStepAreAnError) {
+  for (const std::int64_t epoch : {0, 12}) {
+    Training t({.batch_size = 8}, {.count = 12 + epoch, .epoch = epoch});
+    t.work();
+    EXPECT_EQ(t.state(0, 0), BatchQueue::State::failed);
+    EXPECT_EQ(t.state(1, 0), BatchQueue::State::failed);
+    EXPECT_NE(BatchQueue(t.session(), 0)
+                  .error()
+                  .find("12 elements make no step: a step takes 16 (batches: 2, of 8"),
+              std::string::npos)
+        << BatchQueue(t.session(), 0).error();
+  }
 }
 
 TEST(Loader, AnErrorOfTheSourceReachesEveryDevice) {

@@ -174,11 +174,13 @@ class Recovery : public testing::TestWithParam<std::tuple<bool, bool, bool>> {
   }
   void kill_everywhere(int every, bool torn) {
     for (const int batch_size : {1, 2, 3})
-      for (const std::int64_t count : {36, 41}) {
-        const int calls =
-            train(shape(batch_size), plan(count), teams(), {.at = -1, .every = 0, .torn = false});
-        for (int at = 0; at <= calls; ++at) train(shape(batch_size), plan(count), teams(), {at, every, torn});
-      }
+      for (const std::int64_t count : {36, 41})
+        for (const std::int64_t epoch : {0, 17}) {
+          auto plan = this->plan(count);
+          plan.epoch = epoch;
+          const int calls = train(shape(batch_size), plan, teams(), {.at = -1, .every = 0, .torn = false});
+          for (int at = 0; at <= calls; ++at) train(shape(batch_size), plan, teams(), {at, every, torn});
+        }
   }
 };
 INSTANTIATE_TEST_SUITE_P(States, Recovery,

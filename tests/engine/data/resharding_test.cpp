@@ -58,6 +58,15 @@ TEST_P(Resharding, AtTheEndOfTheDataAssignsWhatWasLeftOutAndEndsAgain) {
             3);
 }
 
+TEST_P(Resharding, EpochsEndWhereTheyDidWhateverTheTeam) {
+  for (const bool drop_last : {true, false})
+    for (const std::int64_t epoch : {14, 19})
+      for (int steps = 0; steps < 4; ++steps)
+        for (int ahead = 0; ahead <= 20; ++ahead)
+          run({.ranks = 3, .slots = 3, .batch_size = 2, .drop_last = drop_last},
+              {.count = 3 * epoch, .epoch = epoch, .states = ahead % 2 == 0}, steps, ahead, ahead / 2);
+}
+
 TEST_P(Resharding, AfterAFailureAssignsWhatCameBeforeItAndFailsAgain) {
   for (std::int64_t fails_at = 0; fails_at <= 18; ++fails_at) {
     SCOPED_TRACE(testing::Message() << "fails at " << fails_at);
@@ -122,7 +131,8 @@ TEST(ReshardingAtRandom, StepsAbortsKillsTeamsAndSharesInAnyOrderTrainEveryEleme
                 .drop_last = any(2) == 0,
                 .prefetch = any(12),
                 .keeps_last_step = keeps},
-               {.count = 100 + any(40), .states = any(2) == 0}, random_team(random, ranks));
+               {.count = 100 + any(40), .epoch = any(2) * (48 + any(50)), .states = any(2) == 0},
+               random_team(random, ranks));
     t.loader();
     for (int i = 0; i < 60; ++i) {
       switch (any(6)) {

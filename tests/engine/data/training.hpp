@@ -24,6 +24,7 @@ namespace accelmgr::data {
 /// How a source of the numbers 0, 1, 2, ... behaves.
 struct NumbersPlan {
   std::int64_t count = 0;
+  std::int64_t epoch = 0;       ///< Elements of an epoch; 0: there is one.
   std::int64_t fails_at = -1;   ///< Throws instead of giving this number.
   bool states = false;          ///< The source can tell its state.
   std::size_t state_bytes = 0;  ///< The least size of a state.
@@ -41,7 +42,9 @@ class Numbers final : public BatchSource {
   std::span<const FieldSpec> fields() const override { return fields_; }
   bool next(ElementWriter& element) override {
     if (next_ == plan_.fails_at) throw DataError("number " + std::to_string(next_) + " is missing");
-    if (next_ == plan_.count) return false;
+    if (ended_) end_ += plan_.epoch;
+    ended_ = next_ == end_ && more_epochs();
+    if (next_ == plan_.count || next_ == end_) return false;
     if (plan_.interfere) plan_.interfere(next_, element);
     ++*plan_.reads;
     std::memcpy(element.bytes(0).data(), &next_, sizeof next_);
@@ -49,6 +52,7 @@ class Numbers final : public BatchSource {
     ++next_;
     return true;
   }
+  bool more_epochs() const override { return plan_.epoch > 0 && end_ < plan_.count; }
   std::optional<std::string> state() const override {
     ++*plan_.asked;
     if (!plan_.states) return std::nullopt;
@@ -59,6 +63,7 @@ class Numbers final : public BatchSource {
   void restore(const std::string& state) override {
     ASSERT_TRUE(plan_.states) << "there was no state to restore";
     next_ = std::stoll(state);
+    while (plan_.epoch > 0 && end_ < next_) end_ += plan_.epoch;
   }
   std::string reading(std::uint64_t number) const override {
     return "numbers[" + std::to_string(number) + "]";
@@ -70,6 +75,8 @@ class Numbers final : public BatchSource {
   NumbersPlan plan_;
   std::vector<FieldSpec> fields_{{"number", DType::int64, {}}, {"tag", DType::uint8, {3}}};
   std::int64_t next_ = 0;
+  std::int64_t end_ = plan_.epoch > 0 ? plan_.epoch : -1;  ///< Of the epoch.
+  bool ended_ = false;
 };
 
 /// Ranks to assign to, and the micro-batches of each of them in a step, by rank. No shares: those of Shape.
@@ -169,23 +176,27 @@ class Training {
     session::Assignment to{team.mask, session::even_shares(shape_.micro_batches)};
     std::ranges::copy(team.shares, to.shares.of);
     session::HostView(session_).ask_for(to);
+    ++asked_;
+    most_step_elements_ = std::max(most_step_elements_, session::total_of(to.shares, to.team) *
+                                                            static_cast<std::uint64_t>(shape_.batch_size));
   }
   bool loader_follows() const { return sharding().follows.load() == session_.control().assignments.load(); }
   void assign_to(const Team& team) {
     loader();
     ask_for(team);
-    loader().do_work();
-    ASSERT_TRUE(loader_follows());
+    while (!loader_follows()) loader().do_work();
     ASSERT_EQ(sharding().assigned_to.load(), team.mask);
     ASSERT_EQ(sharding().shares, session_.control().assignment.shares);
   }
 
   /// Makes a step of the assigned team, as runners and reduction would. Checks that it consumes just the
-  /// elements that follow the cursor, each on its rank and in its place. Returns false if the queues hold no
-  /// step.
+  /// elements that follow the cursor, each on its rank and in its place; of one epoch; and all of a step, or
+  /// the rest of the epoch or of the data, which must be left out with `drop_last`. Returns false if the
+  /// queues hold no step.
   bool step() {
     check_last_step();
     std::vector<std::vector<std::int64_t>> taken;
+    std::uint64_t left_out = 0;
     const auto index = session_.word().index;
     auto& after = session_.counters(index ^ 1);
     after = session_.counters(index);
@@ -197,18 +208,17 @@ class Training {
       for (std::uint64_t i = 0; i < sharding().shares.of[rank]; ++i) {
         const auto number = session_.counters(index).batches[rank] + i;
         const auto state = this->state(rank, number);
-        if (state == session::BatchQueue::State::ended && !shape_.drop_last && !(taken.size() == 1 && i == 0))
-          break;
-        if (state != session::BatchQueue::State::filled) return false;
+        if (state != session::BatchQueue::State::filled && state != session::BatchQueue::State::none)
+          return false;
         const auto some = batch(rank, number);
         numbers.insert(numbers.end(), some.begin(), some.end());
+        left_out += session::BatchQueue(session_, rank).left_out(number);
         batches[{rank, number}] = some;
         after.batches[rank] = after.batches[rank] + 1;
         after.last_batches[rank] = after.last_batches[rank] + 1;
-        if (some.size() < static_cast<std::size_t>(shape_.batch_size)) break;
       }
     }
-    after.last_elements = expect_next(taken);
+    after.last_elements = left_out + expect_next(taken, cursor() + left_out);
     after.elements = after.elements + after.last_elements;
     attempt(true);
     if (shape_.keeps_last_step) last_step_ = std::move(batches);
@@ -223,13 +233,21 @@ class Training {
       if (!step()) break;
     }
     EXPECT_TRUE(loader().finished());
-    const auto left = static_cast<std::uint64_t>(plan_.count) - cursor();
-    if (shape_.drop_last) {
-      EXPECT_LT(left, step_elements()) << "elements of a whole step were not trained";
-    } else {
-      EXPECT_EQ(left, 0u);
+    const auto count = static_cast<std::uint64_t>(plan_.count);
+    if (!shape_.drop_last) {
+      EXPECT_EQ(cursor(), count);
+    }
+    // Of an epoch. What an earlier team left out is gone when a later one leaves out what that team has
+    // dealt.
+    const auto most = most_step_elements_ * (shape_.drop_last && asked_ > 1 && plan_.epoch > 0 ? 2 : 1);
+    std::uint64_t left = 0;
+    for (auto element = cursor(); element < count; ++element) {
+      left = ends_epoch(element) ? 1 : left + 1;
+      EXPECT_LT(left, most) << "elements of a whole step were not trained";
     }
   }
+  /// Elements that were left out at the ends of epochs.
+  std::uint64_t left_out() const { return left_out_; }
 
   std::uint64_t step_elements() const {
     return session::total_of(sharding().shares, sharding().assigned_to.load()) *
@@ -265,9 +283,12 @@ class Training {
     extent.manifest_bytes = session::manifest_bytes(manifest_);
     return extent;
   }
-  /// Deals the elements from the cursor on, one after the other, to the team's ranks in turn. A rank that has
+  bool ends_epoch(std::uint64_t element) const {
+    return plan_.epoch > 0 && element % static_cast<std::uint64_t>(plan_.epoch) == 0;
+  }
+  /// Deals the elements from `first` on, one after the other, to the team's ranks in turn. A rank that has
   /// its share is passed over.
-  std::uint64_t expect_next(const std::vector<std::vector<std::int64_t>>& taken) const {
+  std::uint64_t expect_next(const std::vector<std::vector<std::int64_t>>& taken, std::uint64_t first) {
     const auto batch_size = static_cast<std::size_t>(shape_.batch_size);
     std::vector<std::size_t> shares;
     for (int rank = 0; rank < shape_.ranks; ++rank)
@@ -279,10 +300,20 @@ class Training {
     for (std::size_t row = 0; dealt < total; ++row)
       for (std::size_t i = 0; i < taken.size() && dealt < total; ++i) {
         if (row >= shares[i]) continue;
-        EXPECT_TRUE(row < taken[i].size() && taken[i][row] == static_cast<std::int64_t>(cursor() + dealt))
-            << "element " << dealt << " of the step that begins with " << cursor();
+        EXPECT_TRUE(row < taken[i].size() && taken[i][row] == static_cast<std::int64_t>(first + dealt))
+            << "element " << dealt << " of the step that begins with " << first;
+        EXPECT_TRUE(dealt == 0 || !ends_epoch(first + dealt))
+            << "another epoch begins with " << first + dealt;
         ++dealt;
       }
+    EXPECT_GT(total, 0u);
+    EXPECT_TRUE(first == cursor() || (shape_.drop_last && ends_epoch(first))) << cursor() << " to " << first;
+    left_out_ += first - cursor();
+    if (total < step_elements()) {
+      const auto end = first + total;
+      EXPECT_TRUE(!shape_.drop_last && (ends_epoch(end) || end == static_cast<std::uint64_t>(plan_.count)))
+          << total << " elements from " << first << " on are no step";
+    }
     return total;
   }
   /// Whatever the loader has done since, it may be repeated.
@@ -308,6 +339,9 @@ class Training {
   ReusedSession reused_;
   session::Session& session_ = reused_.session();
   std::optional<Loader> loader_;
+  std::uint64_t left_out_ = 0;
+  std::uint64_t most_step_elements_ = 0;
+  int asked_ = 0;  ///< How often a team was asked for.
   /// Rank and number of each batch of the last step, and its elements; empty if it is not kept.
   std::map<std::pair<int, std::uint64_t>, std::vector<std::int64_t>> last_step_;
 };

@@ -66,6 +66,34 @@ TEST(BatchQueue, AnotherProducerFindsWhatIsInTheSlotUnderWay) {
   EXPECT_EQ(first.elements(0), 2u);
 }
 
+TEST(BatchQueue, AShortStepHasBatchesWithoutElements) {
+  auto [manifest, s] = small_session(1, {1}, 2);
+  BatchQueueWriter queue(s, 0);
+  queue.claim();
+  queue.publish(0);
+  queue.finish();
+  BatchQueue::Filled filled{};
+  EXPECT_EQ(queue.look(0, filled), BatchQueue::State::none);
+  EXPECT_EQ(queue.look(1, filled), BatchQueue::State::ended);
+}
+
+TEST(BatchQueue, ABatchKnowsWhatWasLeftOutBeforeIt) {
+  auto [manifest, s] = small_session(1, {1}, 2);
+  BatchQueueWriter queue(s, 0);
+  queue.leave_out(7);
+  queue.fill(1);
+  EXPECT_EQ(BatchQueueWriter(s, 0).left_out(0), 7u) << "another producer finds it";
+  queue.publish(1);
+  queue.publish(1);
+  BatchQueue::Filled filled{};
+  ASSERT_EQ(queue.look(0, filled), BatchQueue::State::filled);
+  EXPECT_EQ(filled.left_out, 7u);
+  EXPECT_EQ(filled.elements, 1u);
+  EXPECT_EQ(queue.left_out(1), 0u);
+  queue.rewind();
+  EXPECT_EQ(queue.left_out(0), 0u) << "it was taken back";
+}
+
 TEST(BatchQueue, RewindingTakesBackWhatIsNotReleased) {
   auto [manifest, s] = small_session(1, {1}, 3);
   BatchQueueWriter queue(s, 0);

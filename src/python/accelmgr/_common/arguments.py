@@ -87,25 +87,9 @@ def settings_of_call(
     return settings
 
 
-def batches_of(dataset: Any) -> str:
-    """How a DataLoader makes batches. Empty for a DataLoader of single elements, and for any other dataset."""
-    if not isinstance(dataset, torch.utils.data.DataLoader) or dataset.batch_sampler is None:
-        return ""
-    return f"batch_size={dataset.batch_size}" if dataset.batch_size is not None else "a batch_sampler"
-
-
 def is_named(passed: Any) -> bool:
     """True if the configuration defines the model or dataset: a name was passed, or nothing."""
     return passed is None or isinstance(passed, str)
-
-
-def check_unbatched(what: str, dataset: Any) -> None:
-    if batches := batches_of(dataset):
-        raise DataError(
-            f"{what} is a DataLoader that makes batches ({batches}), but a manager makes its batches itself, of "
-            "elements: pass loader.dataset, or a DataLoader of batch_size=None, and batch_size_per_device; or a "
-            "collate_fn that takes a list of the loader's batches"
-        )
 
 
 WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel")
@@ -175,8 +159,6 @@ def check(model: Any, dataset: Any, collate_fn: Any) -> None:
             "collate_fn has no effect with a built-in model or dataset: it needs a model and a dataset of Python",
             "collate_fn",
         )
-    if collate_fn is None:
-        check_unbatched("dataset", dataset)
     if model is None or isinstance(model, str):
         return
     _check_modules(model)

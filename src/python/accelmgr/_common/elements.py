@@ -6,6 +6,7 @@ from __future__ import annotations
 import collections.abc
 import copy
 import json
+import operator
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -13,10 +14,10 @@ from typing import Any
 import torch
 
 from accelmgr._common.feed import Client, FeedAddress
-from accelmgr._common.long_elements import LENGTH, LongElements
+from accelmgr._common.loaders import Collated, LoaderElements, dumped, loaded
+from accelmgr._common.long_elements import LENGTH, PLACE, LongElements
 from accelmgr._common.memory import dtype_name
-from accelmgr._common.pickling import dump
-from accelmgr._common.reading import Reading, is_indexed, other_elements
+from accelmgr._common.reading import Reading, is_indexed, other_elements, set_generator_states
 from accelmgr.errors import DataError
 
 # Field names that encode the kind of an element. The fields of a mapping have its own keys.
@@ -25,6 +26,7 @@ ALONE = "<element>"
 ITEM = "<{}>"
 
 NUMBERS = "biufc"  # NumPy's dtype.kind of bool, int, unsigned, float and complex: torch makes tensors of these.
+REMEDY = "pass a collate_fn if elements differ: torch.utils.data.default_collate, or one of your own"
 ROOM = 64 * 1024  # Bytes that a pickled element may have at least in its row.
 
 
@@ -44,6 +46,17 @@ def restore_structure(fields: list[tuple[str, torch.Tensor]]) -> Any:
     if fields[0][0] == ITEM.format(0):
         return tuple(tensor for _, tensor in fields)
     return dict(fields)
+
+
+def collated(collate_fn: Callable[[list[Any]], Any], elements: list[Any]) -> Any:
+    """The batch of these elements, as restore_structure() gives it: a list of the elements themselves, as
+    default_collate returns it of texts, is one argument of the model."""
+    if isinstance(elements[0], Collated):
+        return elements[0].batch
+    batch = collate_fn(elements)
+    if type(batch) is list and len(batch) == len(elements) and all(map(operator.is_, batch, elements)):
+        return (batch,)
+    return batch
 
 
 def mapped(
@@ -102,6 +115,17 @@ def as_tensor(value: Any) -> torch.Tensor | None:
     return None
 
 
+def _check_collated(element: Any) -> None:
+    """Raises DataError for an element of which torch's default_collate makes no batch."""
+    try:
+        torch.utils.data.default_collate([element])
+    except (TypeError, RuntimeError) as error:
+        raise DataError(
+            f"no batch can be made of the dataset's elements, of which the first is a {type(element).__name__}: "
+            f"{error}; pass a collate_fn"
+        ) from error
+
+
 class Elements:
     """Reads a dataset element by element, as one tensor for each field.
 
@@ -110,6 +134,8 @@ class Elements:
 
     def __init__(self, dataset: Any, options: dict[str, Any]) -> None:
         self._client: Client | None = dataset.connect() if isinstance(dataset, FeedAddress) else None
+        if isinstance(dataset, LoaderElements):
+            set_generator_states(dataset.generators)
         self._reading = None if self._client is not None else Reading(dataset, int(options.get("epochs", 1)))
         self._is_indexed = self._client is None and is_indexed(dataset)
         self.length = -1  # The length of an indexed dataset, 0 if it has none; -1: not indexed.
@@ -129,15 +155,20 @@ class Elements:
         first = self._reading.next() if self._reading is not None else None if data is None else [pickle.loads(data)]
         if first is None:
             raise DataError("the dataset has no elements")
+        example = loaded(first[0])
+        is_collated = isinstance(example, Collated)
+        self._as_bytes = self._as_bytes or is_collated
         tensors: list[torch.Tensor] = []
         if not self._as_bytes:
-            self._names, values = structure_of(first[0])
+            self._names, values = structure_of(example)
             tensors = [tensor for value in values if (tensor := as_tensor(value)) is not None]
             self._as_bytes = not tensors or len(tensors) < len(values)
-            self._items = len(values) if type(first[0]) in (tuple, list) else 0
+            self._items = len(values) if type(example) in (tuple, list) else 0
+            if self._as_bytes:
+                _check_collated(example)
         if self._as_bytes:
-            size = LENGTH.size + len(data if data is not None else dump(first[0]))
-            room = self._limit or max(ROOM, 4 * size)
+            size = LENGTH.size + len(data if data is not None else dumped(first[0]))
+            room = self._limit or (LENGTH.size + PLACE.size if is_collated else max(ROOM, 4 * size))
             if not self._limit:  # A longer element lies elsewhere.
                 self._long = LongElements(options.get("long", ""))
             self._fields = [(PICKLED, torch.uint8, torch.Size([room]))]
@@ -162,7 +193,7 @@ class Elements:
         return [data if self._as_bytes else pickle.loads(data)]
 
     def _row_of(self, element: Any) -> bytes:
-        data = element if self._client is not None else dump(element)
+        data = element if self._client is not None else dumped(element)
         if LENGTH.size + len(data) <= self._room:
             return LENGTH.pack(len(data)) + data
         number = self._position - 1
@@ -175,12 +206,19 @@ class Elements:
         return self._long.put(number, data)
 
     @property
+    def more_epochs(self) -> bool:
+        """Whether elements may follow the next None of next(), or the one that it has just returned."""
+        return (
+            self._reading.more_epochs if self._reading is not None else self._client is not None and self._client.more
+        )
+
+    @property
     def fields(self) -> list[tuple[str, str, tuple[int, ...]]]:
         """Name, dtype and shape of each field."""
         return [(name, dtype_name(dtype), tuple(shape)) for name, dtype, shape in self._fields]
 
     def next(self, consumed: int = 0) -> list[Any] | None:
-        """The next element: a dense tensor for each field, or bytes; None at the end.
+        """The next element: a dense tensor for each field, or bytes; None at the end of the data, or of a part.
 
         consumed: how many elements steps have consumed.
         """
@@ -193,14 +231,18 @@ class Elements:
         element = boxed[0]
         if self._as_bytes:
             return [self._row_of(element)]
+        element = loaded(element)
         if self._items and type(element) in (tuple, list) and len(element) == self._items:
             values = element
         else:
             names, values = structure_of(element)
+            if names != self._names and sorted(names) == sorted(self._names):
+                by_name = dict(zip(names, values, strict=True))
+                names, values = self._names, [by_name[name] for name in self._names]
             if names != self._names:
                 raise DataError(
                     f"element {self._position - 1} of the dataset has {', '.join(names)}, the first one "
-                    f"{', '.join(self._names)}; all elements must have the same fields, unless a collate_fn is passed"
+                    f"{', '.join(self._names)}; {REMEDY}"
                 )
         tensors = [as_tensor(value) for value in values]
         for (name, dtype, shape), tensor in zip(self._fields, tensors, strict=True):
@@ -208,7 +250,7 @@ class Elements:
                 found = "not a tensor" if tensor is None else f"{tensor.dtype} {list(tensor.shape)}"
                 raise DataError(
                     f"field '{name}' of element {self._position - 1} of the dataset is {found}, that of the first "
-                    f"one {dtype} {list(shape)}; pass a collate_fn if elements differ"
+                    f"one {dtype} {list(shape)}; {REMEDY}"
                 )
         return tensors
 

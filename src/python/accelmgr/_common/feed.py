@@ -6,8 +6,9 @@ So the host reads the dataset exactly as far as the session holds elements. It k
 committed step has consumed them. A manager that takes over a session asks for the elements that no step has consumed,
 and gets the same ones. For a consumed element it gets the first element instead: it only counts them.
 
-Protocol: the client sends the token, then numbers of elements. The answer to each number is a HEADER (kind, length, and
-the checksums of all elements before this one and with it), and that many bytes.
+Protocol: the client sends the token, then numbers of elements. The answer to each number is a HEADER (kind, whether
+another epoch follows, length, and the checksums of all elements before this one and with it), and that many bytes.
+Where an epoch or a batch ends before an element, the answer is END_OF_PART, and the client asks again with PAST.
 """
 
 from __future__ import annotations
@@ -25,32 +26,44 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import GeneratorType
 from typing import Any
 
+import torch
+
 from accelmgr._common.describe import describe
-from accelmgr._common.pickling import dump
-from accelmgr._common.reading import Reading, checksum, is_indexed
+from accelmgr._common.loaders import LoaderElements, dumped
+from accelmgr._common.reading import (
+    Reading,
+    checksum,
+    generator_states,
+    is_indexed,
+    seed_generators,
+    set_generator_states,
+)
 from accelmgr.errors import DataError
 
 logger = logging.getLogger("accelmgr")
 
 REQUEST = struct.Struct("<Q")
-HEADER = struct.Struct("<BQII")
+HEADER = struct.Struct("<B?QII")
 EXAMPLE = 2**64 - 1  # A request for the first element, which works also after that was consumed.
-ELEMENT, CONSUMED, END, FAILED = range(4)
+PAST = 2**62  # Added to a number: what ended before that element is known.
+ELEMENT, CONSUMED, END, FAILED, END_OF_PART = range(5)
 
 Sums = tuple[int, int]
 """Checksums of all elements before one, and with it; zeros for a dataset that is read by index."""
-Answer = tuple[int, bytes, Sums]
-"""ELEMENT and the like, its bytes, and its sums."""
+Answer = tuple[int, bool, bytes, Sums]
+"""ELEMENT and the like, whether another epoch follows, its bytes, and its sums."""
 
+OWN_SEED = 0x64617461  # With torch's initial seed: the dataset must not draw what the host draws.
 TOKEN_BYTES = 32
 GREETING_S = 5.0  # The most time until the token arrives.
 JOIN_S = 2.0  # The most time until a thread ends that is not inside the dataset.
 LOOK_S = 0.1  # How often a thread that waits for the dataset's own thread looks whether it is still wanted.
 MOMENT_S = 0.002  # After an element the manager process asks for the next one sooner than that.
+LATE_S = 1.0  # The most time that a call of the manager waits, when it is done, for an element that is being read.
 RETRY_S = 0.5  # The pause after accept() failed for want of a descriptor or of memory.
 
 
@@ -93,6 +106,9 @@ class Client:
         self._example: bytes | None = None
         self.sums: Sums | None = None
         """Of the last element; None if it is not known."""
+        self.more = False
+        """As Reading.more_epochs."""
+        self._ended_before = -1  # The last element before which an epoch or a batch was found to end.
 
     def example(self) -> bytes | None:
         """The first element; None when there is none. Blocks while the dataset is read, and raises its exception."""
@@ -100,14 +116,16 @@ class Client:
         return self._example
 
     def get(self, number: int) -> bytes | None:
-        """Element `number`, as dump() makes it. For a consumed one: the first element. None at the end."""
-        return self._ask(number)
+        """Element `number`, as dump() makes it. For a consumed one: the first element. None at the end, also of a part:
+        then the next call for this number gives it.
+        """
+        return self._ask(number | (PAST if number == self._ended_before else 0))
 
     def _ask(self, number: int) -> bytes | None:
         try:
             self._connection.sendall(REQUEST.pack(number))
             header = _receive(self._connection, HEADER.size)
-            kind, length, *sums = HEADER.unpack(header) if header is not None else (FAILED, 0, 0, 0)
+            kind, more, length, *sums = HEADER.unpack(header) if header is not None else (FAILED, False, 0, 0, 0)
             data = _receive(self._connection, length) if header is not None else None
         except OSError:
             data = None
@@ -116,7 +134,10 @@ class Client:
         if kind == FAILED:
             raise DataError(data.decode())
         self.sums = None if kind == CONSUMED else (sums[0], sums[1])
-        if kind == END:
+        self.more = more
+        if kind == END_OF_PART:
+            self._ended_before = number & ~PAST
+        if kind in (END, END_OF_PART):
             return None
         return self._example if kind == CONSUMED else data
 
@@ -187,6 +208,79 @@ class _Owner:
                 self._results.put((None, error))
 
 
+class Turns:
+    """The dataset draws from random generators of its own, though it shares them with the host's thread: it is read
+    while the host waits in a call of the manager, and they have the dataset's states meanwhile.
+
+    So the same seed gives the same elements, whatever the host draws between steps, and the host the same numbers.
+    """
+
+    def __init__(self, states: bytes) -> None:
+        """states: what the dataset begins with."""
+        self._states = states
+        self._of_host = b""  # While the dataset's states are in place.
+        self._changed = threading.Condition()
+        self._taken = False  # There is a host that says when it waits.
+        self._open = False
+        self._inside = False
+        self._ended = False
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """The calling thread, the host's, waits."""
+        with self._changed:
+            self._taken = self._open = True
+            self._changed.notify_all()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._open = False
+                if not self._ended and not self._changed.wait_for(lambda: not self._inside, LATE_S):
+                    self._ended = True  # It may wait for what the host does next.
+                    logger.warning(
+                        "reading an element takes more than %g s: from now on the dataset is read while this process "
+                        "does other things, and shares torch's, NumPy's and Python's random generators with it; give "
+                        "it generators of its own if it draws",
+                        LATE_S,
+                    )
+                if self._of_host:
+                    self._states = generator_states()
+                    set_generator_states(self._of_host)
+                    self._of_host = b""
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """Blocks until the host waits."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._open or self._ended or not self._taken)
+            self._inside = True
+            if self._open and not self._ended and not self._of_host:
+                self._of_host = generator_states()
+                set_generator_states(self._states)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._inside = False
+                self._changed.notify_all()
+
+    def end(self) -> None:
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+
+def _own_states(dataset: Any) -> bytes:
+    if isinstance(dataset, LoaderElements):
+        return dataset.generators
+    of_host = generator_states()
+    seed_generators(torch.initial_seed() ^ OWN_SEED)
+    states = generator_states()
+    set_generator_states(of_host)
+    return states
+
+
 _feeds: weakref.WeakSet[Feed] = weakref.WeakSet()
 
 
@@ -194,8 +288,7 @@ class Feed:
     """Serves `dataset` to the manager process that has its address.
 
     All methods return at once; close() takes at most JOIN_S for each thread. The dataset is read in the thread of a
-    connection, one for each manager process in turn, and may block there. A generator that uses torch's global random
-    generator shares it with the host's own thread.
+    connection, one for each manager process in turn, and may block there.
     """
 
     def __init__(self, dataset: Any, epochs: int = 1) -> None:
@@ -203,12 +296,14 @@ class Feed:
         self._epochs = epochs
         self._elements = Reading(dataset, epochs, restorable=False)
         self._thread = _Owner() if _holds_sqlite(dataset) else None
+        self._turns = Turns(_own_states(dataset))
         self._owner = os.getpid()
         self._closed = False
         self._turn = threading.Lock()  # The thread that reads the dataset holds it.
         self._reader = 0  # The id of that thread while it is inside the dataset, else 0.
         self._lock = threading.Lock()  # Guards the members below; held for short times.
         self._kept: dict[int, Answer] = {}  # Elements by number, _first to _next - 1.
+        self._ends: dict[int, Answer] = {}  # Of parts, by the number of the element that follows.
         self._first = 0
         self._next = 0
         self._sum = 0  # The checksum of the elements so far.
@@ -230,6 +325,12 @@ class Feed:
         """Reads elements in this thread if the dataset is bound to one. Call it while step() or start() waits."""
         if (owner := self._thread) is not None:
             owner.work()
+
+    def while_host_waits(self) -> contextlib.AbstractContextManager[None]:
+        """The calling thread, the host's, waits for the manager process, and elements are read meanwhile. Once there
+        was such a time, no element is read outside of one.
+        """
+        return self._turns.waiting()
 
     def follow(self, consumed: Callable[[], int]) -> None:
         """From now on elements below consumed() are dropped. The feed's threads call consumed()."""
@@ -263,6 +364,7 @@ class Feed:
         if os.getpid() != self._owner:
             return
         self._closed = True
+        self._turns.end()
         try:
             self._listener.shutdown(socket.SHUT_RDWR)  # Wakes its accept().
         except OSError:
@@ -293,8 +395,8 @@ class Feed:
             while (request := _receive(connection, REQUEST.size)) is not None:
                 answer = self._answer(*REQUEST.unpack(request))
                 if answer is not None:
-                    kind, data, sums = answer
-                    connection.sendall(HEADER.pack(kind, len(data), *sums) + data)
+                    kind, more, data, sums = answer
+                    connection.sendall(HEADER.pack(kind, more, len(data), *sums) + data)
         except OSError:
             pass  # The client is gone, or has not sent its token in time.
         finally:
@@ -308,17 +410,20 @@ class Feed:
             return answer
         with self._turn:
             while (answer := self._find(number)) is None and not self._closed:
-                self._read(0 if number == EXAMPLE else number)
+                self._read(0 if number == EXAMPLE else number & ~PAST)
         return answer
 
     def _find(self, number: int) -> Answer | None:
         with self._lock:
             if number == EXAMPLE:
                 return self._example or self._over
+            if number in self._ends:  # Without PAST.
+                return self._ends[number]
+            number &= ~PAST
             if number in self._kept:
                 return self._kept[number]
             if number < self._first:
-                return CONSUMED, b"", (0, 0)
+                return CONSUMED, True, b"", (0, 0)
             return self._over
 
     def _read(self, wanted: int) -> None:
@@ -329,21 +434,25 @@ class Feed:
                 self._kept.clear()
                 self._first = self._next = wanted
         over: Answer | None = None
-        answer: Answer = ELEMENT, b"", (0, 0)
+        answer: Answer = ELEMENT, True, b"", (0, 0)
         self._reader = threading.get_ident()
         try:
             boxed = self._next_element()
-            before = self._sum
+            before, more = self._sum, self._elements.more_epochs
+            if boxed is None and more:
+                with self._lock:
+                    self._ends[self._next] = END_OF_PART, True, b"", (before, before)
+                return
             if boxed is None:
-                over = END, b"", (before, before)
+                over = END, False, b"", (before, before)
             else:
                 if not is_indexed(self._dataset):
                     self._sum = checksum(boxed[0], before)
                 needed = self._next >= wanted or self._example is None
-                answer = ELEMENT, dump(boxed[0]) if needed else b"", (before, self._sum)
+                answer = ELEMENT, more, dumped(boxed[0]) if needed else b"", (before, self._sum)
         except BaseException as error:  # SystemExit, too: the error must reach the host's own thread.
             text = describe(error) + (OF_THREAD if is_of_thread(error) else "")
-            over = FAILED, text.encode("utf-8", "backslashreplace"), (0, 0)
+            over = FAILED, False, text.encode("utf-8", "backslashreplace"), (0, 0)
         finally:
             self._reader = 0
         with self._lock:
@@ -362,10 +471,14 @@ class Feed:
                 return
         self._forget_consumed()
 
+    def _next_of_dataset(self) -> list[Any] | None:
+        with self._turns.reading():
+            return self._elements.next() if not self._closed else None
+
     def _next_element(self) -> list[Any] | None:
         if self._thread is None:
             try:
-                return self._elements.next()
+                return self._next_of_dataset()
             except Exception as error:
                 count = self._elements.count
                 if (
@@ -378,7 +491,7 @@ class Feed:
                 if count > 0:
                     self._elements.restore_index(count)
                 self._thread = _Owner()
-        boxed: list[Any] | None = self._thread.call(self._elements.next, lambda: not self._closed)
+        boxed: list[Any] | None = self._thread.call(self._next_of_dataset, lambda: not self._closed)
         return boxed
 
     def _forget_consumed(self) -> None:
@@ -386,6 +499,7 @@ class Feed:
         with self._lock:
             while self._first < min(consumed, self._next):
                 self._kept.pop(self._first, None)
+                self._ends.pop(self._first, None)
                 self._first += 1
             self._most = len(self._kept) + max(16, len(self._kept) // 4)
 

@@ -1,6 +1,8 @@
 # Runs in: the host and the manager.
 """Reads a dataset from its beginning to its end, epoch by epoch, and goes on at a position after a restart.
 
+No step has elements of two epochs, or of two batches of a loader: such a part of the data ends by None.
+
 The position is a JSON text: how many elements were given, the states of the random generators, and what the dataset's
 own state_dict() returns. With it the elements that follow are the same ones, augmented alike:
 
@@ -58,6 +60,13 @@ def generator_states() -> bytes:
         _, keys, position, has_gauss, cached = own
         states += _NUMPY.pack(*keys.tolist(), position, bool(has_gauss), cached)
     return states + torch.get_rng_state().numpy().tobytes()
+
+
+def seed_generators(seed: int) -> None:
+    torch.default_generator.manual_seed(seed)
+    random.seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed % 2**32)
 
 
 _MT19937_BYTES = 624 * 4 + 4  # Of NumPy's generator in memory: keys and position.
@@ -158,6 +167,10 @@ def _decoded(saved: Any) -> Any:
     return checkpoint_state.decode(encoded, {path: checkpoint_state.from_text(text) for path, text in tensors.items()})
 
 
+END_OF_BATCH = object()
+"""What a dataset gives between its elements to end a step."""
+
+
 class Reading:
     """The elements of a dataset, `epochs` times (0: without end). An indexed one has a length unless epochs is 1."""
 
@@ -172,7 +185,9 @@ class Reading:
         self._again = restorable and not is_indexed(dataset) and not _has_state(dataset)
         self._sums = self._again and not isinstance(dataset, (list, tuple))
         self._saved: tuple[Any, str] = None, ""
+        self._own: list[torch.Generator] = dataset.own_generators() if hasattr(dataset, "own_generators") else []
         self._skip: tuple[int, int] | None = None  # Elements still to be skipped, and their checksum.
+        self._ended = ""  # What the last next() has found the end of: a batch or an epoch.
         self._begin_epoch()
 
     @property
@@ -182,31 +197,49 @@ class Reading:
 
     def _begin_epoch(self) -> None:
         self._begin = generator_states() if self._again else b""
+        self._own_begin = [one.get_state() for one in self._own]
         self._iterator = _once(self._dataset, self._index)
 
     def next(self) -> list[Any] | None:
-        """The next element, in a list of its own; None at the end. Raises what the dataset raises."""
+        """The next element, in a list of its own. None at the end of a batch, of an epoch and of the data.
+
+        Raises what the dataset raises.
+        """
         if self._skip is not None:
             self._skip_elements(*self._skip)
-        while self._epochs == 0 or self._epoch < self._epochs:
-            boxed = next(self._iterator, None)
-            if boxed is not None:
-                self._index += 1
-                self._count += 1
-                if self._sums:
-                    self._sum = checksum(boxed[0], self._sum)
-                return boxed
-            if self._index == 0 and self._epoch == 0:
-                return None
-            if self._index == 0:
-                raise DataError(
-                    f"the dataset gave no element when it was iterated again, in epoch {self._epoch + 1} (data.epochs "
-                    f"= {self._epochs})"
-                )
-            self._epoch, self._index, self._sum = self._epoch + 1, 0, 0
-            if self._epochs == 0 or self._epoch < self._epochs:
-                self._begin_epoch()
+        self._ended = ""
+        if not self._has_epoch(self._epoch):
+            return None
+        boxed = next(self._iterator, None)
+        if boxed is not None and boxed[0] is END_OF_BATCH:
+            self._ended = "batch"
+            return None
+        if boxed is not None:
+            self._index += 1
+            self._count += 1
+            if self._sums:
+                self._sum = checksum(boxed[0], self._sum)
+            return boxed
+        if self._index == 0 and self._epoch > 0:
+            raise DataError(
+                f"the dataset gave no element when it was iterated again, in epoch {self._epoch + 1} (data.epochs "
+                f"= {self._epochs})"
+            )
+        if self._index == 0:
+            self._epochs = 1
+        self._epoch, self._index, self._sum = self._epoch + 1, 0, 0
+        if self._has_epoch(self._epoch):
+            self._ended = "epoch"
+            self._begin_epoch()
         return None
+
+    def _has_epoch(self, epoch: int) -> bool:
+        return self._epochs == 0 or epoch < self._epochs
+
+    @property
+    def more_epochs(self) -> bool:
+        """Whether elements may follow the next None, or the last one if next() has just returned it."""
+        return self._ended != "" or self._has_epoch(self._epoch + 1)
 
     def _skip_elements(self, count: int, expected: int) -> None:
         self._skip = None
@@ -214,6 +247,8 @@ class Reading:
             boxed = next(self._iterator, None)
             if boxed is None:
                 break
+            if boxed[0] is END_OF_BATCH:
+                continue
             self._index += 1
             if self._sums:
                 self._sum = checksum(boxed[0], self._sum)
@@ -228,6 +263,8 @@ class Reading:
             states = self._begin if self._again else generator_states()
             self._saved = look, base64.b64encode(states).decode()
         found["generators"] = self._saved[1]
+        if self._own:
+            found["own"] = [checkpoint_state.as_text(state) for state in self._own_begin]
         if self._again:
             found["checksum"] = self._sum
         elif _has_state(self._dataset):
@@ -241,6 +278,8 @@ class Reading:
             return
         self._count, self._epoch, self._index = position["elements"], position["epoch"], position["index"]
         set_generator_states(base64.b64decode(position["generators"]))
+        for own, state in zip(self._own, position.get("own", ()), strict=True):
+            own.set_state(checkpoint_state.from_text(state))
         if "state" in position:
             self._dataset.load_state_dict(_decoded(position["state"]))
         if self._again:

@@ -54,6 +54,10 @@ class Driver:
         """Whether the session was made again, with room for buffers that the first micro-batch has made larger."""
         return False
 
+    def _waiting(self) -> contextlib.AbstractContextManager[None]:
+        """While this process waits for the manager process."""
+        return contextlib.nullcontext()
+
     # Steps
 
     def step(
@@ -98,7 +102,8 @@ class Driver:
             self._bound.send_changes()
             overwrites = not accumulate or self._handle.overwrites_next
             try:
-                result = self._handle.step(timeout, accumulate, parameters_changed, repeat)
+                with self._waiting():
+                    result = self._handle.step(timeout, accumulate, parameters_changed, repeat)
             except BaseException as error:
                 if hasattr(error, "step_result"):
                     self._bound.show(error.step_result.counted, overwrites)

@@ -19,12 +19,14 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from accelmgr._common import arguments, torch_settings
 from accelmgr._common.elements import Elements
 from accelmgr._common.grown_buffers import Forms, tell
+from accelmgr._common.loaders import makes_batches
 from accelmgr._common.pickling import send_definitions_to_workers
 from accelmgr._common.placement import tensors_of
+from accelmgr._common.reading import seed_generators
 from accelmgr._runner import cuda as _cuda
 from accelmgr._runner import xla
 from accelmgr._runner.received import Received
-from accelmgr._runner.replica import Changes, Replica, check_autocast, prepare_runner, seed_generators
+from accelmgr._runner.replica import Changes, Replica, check_autocast, prepare_runner
 from accelmgr._runner.replica_accelerator import AcceleratorReplica, check_build, open_device
 from accelmgr._runner.replica_cuda import CudaReplica
 from accelmgr._runner.replica_xla import XlaReplica
@@ -201,6 +203,10 @@ def make_elements(factory: str, options: Options, epochs: int, seed: int) -> Ele
             f"data.factory {factory} returned {reprlib.repr(dataset)}, a {type(dataset).__name__}; it must return "
             "something that is iterable or indexed"
         )
-    arguments.check_unbatched(f"data.factory {factory}", dataset)
+    if makes_batches(dataset):
+        raise DataError(
+            f"data.factory {factory} returned a DataLoader that makes batches, whose size the configuration does not "
+            "know: return its dataset, or a DataLoader of batch_size=None, and set batch_size_per_device"
+        )
     epochs = arguments.epochs_of(dataset, epochs)
     return Elements(dataset, {"as_bytes": False, "max_element_bytes": 0, "epochs": epochs})

@@ -10,9 +10,7 @@ from __future__ import annotations
 import contextlib
 import operator
 import pickle
-import random
 import re
-import sys
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -23,12 +21,13 @@ from accelmgr import _native
 from accelmgr._common import torch_settings
 from accelmgr._common.buffers import Buffers
 from accelmgr._common.describe import describe
-from accelmgr._common.elements import PICKLED, mapped, restore_structure, structure_of
+from accelmgr._common.elements import PICKLED, collated, mapped, restore_structure, structure_of
 from accelmgr._common.grown_buffers import Forms
 from accelmgr._common.long_elements import element_in
 from accelmgr._common.memory import dense_over, dtype_name, tensor_over
 from accelmgr._common.model_changes import MODES, Structure, named_leaves
 from accelmgr._common.objective import Objective, call
+from accelmgr._common.reading import seed_generators
 from accelmgr._common.record import NOTHING, PLACE, Reader
 from accelmgr._runner.outputs import Numbers, read_outputs
 from accelmgr._runner.outside import Outside
@@ -378,7 +377,8 @@ class Replica:
         if fields[0][0] == PICKLED:
             _, _, (count, size), memory = fields[0]
             rows = memoryview(memory)
-            return self._collate_fn([pickle.loads(element_in(rows[i * size : (i + 1) * size])) for i in range(count)])
+            elements = [pickle.loads(element_in(rows[i * size : (i + 1) * size])) for i in range(count)]
+            return collated(self._collate_fn, elements)
         # Copies, because a model may write into its batch or keep it, and an attempt may be repeated with the batch.
         return restore_structure(
             [(name, dense_over(memory, dtype, shape).clone()) for name, dtype, shape, memory in fields]
@@ -457,13 +457,6 @@ class Replica:
         """A state that was saved with another device may be longer: the CPU's generator comes first."""
         own = torch.get_rng_state().numel()
         torch.set_rng_state(torch.frombuffer(state, dtype=torch.uint8)[:own])
-
-
-def seed_generators(seed: int) -> None:
-    torch.default_generator.manual_seed(seed)
-    random.seed(seed)
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(seed % 2**32)
 
 
 def prepare_runner(threads: int, shares_cores: bool, deterministic: bool) -> None:
