@@ -63,6 +63,8 @@ def expected_gradient(step: int) -> torch.Tensor:
 
 
 def make(dataset: Any, **options: Any) -> accelmgr.Manager:
+    """With a start method that does not copy the host, whose datasets are then read there."""
+    options = {"start_method": "forkserver"} | options
     options = {"nprocs": NPROCS, "batch_size_per_device": BATCH, "prefetch": PREFETCH, "step_timeout": 120} | options
     return accelmgr.Manager(Line(), dataset, **options)
 

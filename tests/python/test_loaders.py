@@ -178,6 +178,11 @@ def test_what_does_not_fit_is_refused_in_words() -> None:
     assert accelmgr.Manager(Net(), DataLoader(list(ROWS), batch_sampler=sampler), nprocs=2, start=False) is not None
 
 
+def test_a_loader_that_leaves_everything_out_is_refused() -> None:
+    with pytest.raises(accelmgr.DataError, match=r"gives no batch.*batch_size=16, drop_last=True.*drop_last=False"):
+        accelmgr.Manager(Net(), DataLoader(list(ROWS), batch_size=16, drop_last=True), nprocs=1)
+
+
 def test_a_batch_that_is_larger_than_was_said_is_an_error() -> None:
     loader = DataLoader(list(ROWS), batch_sampler=iter([[0, 1], [2, 3, 4, 5]]))
     with accelmgr.Manager(Net(), loader, nprocs=1, batch_size_per_device=3) as manager:

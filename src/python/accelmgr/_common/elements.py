@@ -157,7 +157,8 @@ class Elements:
             raise DataError("the dataset has no elements")
         example = loaded(first[0])
         is_collated = isinstance(example, Collated)
-        self._as_bytes = self._as_bytes or is_collated
+        if is_collated:  # A batch is no element that a user could limit.
+            self._as_bytes, self._limit = True, 0
         tensors: list[torch.Tensor] = []
         if not self._as_bytes:
             self._names, values = structure_of(example)

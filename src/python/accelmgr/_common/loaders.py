@@ -128,10 +128,18 @@ def _most_elements(loader: DataLoader[Any]) -> int | None:
     return size if type(size) is int else None
 
 
+def _has_no_batch(loader: DataLoader[Any]) -> bool:
+    try:
+        return len(loader) == 0
+    except TypeError:  # Of a stream, for instance.
+        return False
+
+
 def taken(
     loader: DataLoader[Any], shape: tuple[int, int, int], keys: Container[str], device: str
 ) -> tuple[LoaderElements, Callable[[list[Any]], Any] | None, list[str]]:
-    """What a manager makes of a loader: dataset, collate_fn and settings. Raises ConfigError if these disagree.
+    """What a manager makes of a loader: dataset, collate_fn and settings. Raises ConfigError if these disagree, and
+    DataError for a loader without a batch.
 
     shape: runners, grad_accumulation_steps and batch_size_per_device, as the configuration has them. keys: those that
     it sets.
@@ -145,6 +153,11 @@ def taken(
         )
     if "data.drop_last" in keys:
         raise ConfigError("data.drop_last has no effect with a DataLoader: its own drop_last counts", "data.drop_last")
+    if _has_no_batch(loader):
+        raise DataError(
+            f"the DataLoader gives no batch: its data fill none (batch_size={loader.batch_size}, "
+            f"drop_last={loader.drop_last}); pass drop_last=False, or make batches smaller"
+        )
     parts = runners * micro_batches
     most = _most_elements(loader)
     named = f"{runners} runners" + (f" x {micro_batches} grad_accumulation_steps" if micro_batches > 1 else "")
