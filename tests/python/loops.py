@@ -71,7 +71,7 @@ def compare(
     elements: Sequence[Any],
     script: Callable[[Any, Compute], None],
     batch: int,
-    start_method: str = "forkserver",
+    start_method: str = "auto",
 ) -> None:
     """Checks that losses, tensors and gradients are the same."""
     torch.manual_seed(3)

@@ -331,7 +331,7 @@ def one_thread():
     torch.set_default_dtype(torch.float32)
 
 
-def compare(script: Script, start_method: str = "forkserver") -> None:
+def compare(script: Script, start_method: str = "fork") -> None:
     loops.compare(Net, rows(STEPS * BATCH * 4), script, BATCH, start_method)
 
 

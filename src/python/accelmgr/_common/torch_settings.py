@@ -148,6 +148,8 @@ SETTINGS |= {
 }
 
 
+OF_WORDS = ("print options", "warn always", "warnings filters")
+"""Settings that change no number."""
 OF_RUNNER = ("deterministic algorithms", "autocast", "autocast cache", "threads")
 """Settings that a runner combines with its own, or that nothing but a runner has."""
 

@@ -94,6 +94,8 @@ class Delivery:
             "places": module_places(self._model) if self._model is not None else 0,
         }
         if start_method == "fork":
+            if isinstance(self._dataset, GeneratorType) and self.feed is None:
+                self._serve(owner, "a generator, which may depend on what this process does")
             dataset = self._dataset if self.feed is None else self.feed.address
             self._payload = ForkedModel(self._model, dataset, self._collate_fn, options)
         else:

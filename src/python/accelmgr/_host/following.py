@@ -60,7 +60,7 @@ class Following:
         if settings != self._settings:
             new = torch_settings.sendable(torch_settings.changed(self._settings, settings))
             changes |= {("setting", name): value for name, value in new.items()}
-            if self._forks and (names := sorted(set(new) - set(torch_settings.OF_RUNNER))):
+            if self._forks and (names := sorted(set(new) - {*torch_settings.OF_RUNNER, *torch_settings.OF_WORDS})):
                 found.others.append(f"torch's setting '{names[0]}'")  # The process that reads the data has it, too.
             self._settings = settings
         if changes and not found.others and self._record is not None:
