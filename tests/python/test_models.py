@@ -372,8 +372,8 @@ def locked():
 
 def test_a_function_that_makes_the_model_serves_where_it_cannot_be_pickled():
     with pytest.raises(accelmgr.ModelError, match=r"cannot be pickled.*Manager\(make_model, \.\.\.\)"):
-        accelmgr.Manager(locked(), Numbers(), **ONE)
-    with accelmgr.Manager(locked, Numbers(), **ONE) as manager:
+        accelmgr.Manager(locked(), Numbers(), start_method="forkserver", **ONE)
+    with accelmgr.Manager(locked, Numbers(), start_method="forkserver", **ONE) as manager:
         manager.step().raise_for_status()
         plain = locked()
         plain(rows(1)).backward()
@@ -388,7 +388,7 @@ def test_a_function_that_makes_another_model_elsewhere_is_named():
         return nn.Linear(4, 2 + (os.getpid() != host))
 
     with pytest.raises(accelmgr.ModelError, match=r"made a different model in the host: \('weight', \(3, 4\)"):
-        accelmgr.Manager(grows, Numbers(), **ONE)
+        accelmgr.Manager(grows, Numbers(), start_method="forkserver", **ONE)
 
 
 # A model that leaves the session
@@ -471,11 +471,12 @@ def test_a_model_that_replaces_its_parameter_is_told():
             manager.step().raise_for_status()
 
 
-def test_a_layer_without_parameters_may_come_later(normed):
-    normed.model.activation = nn.ReLU()
-    normed.step().raise_for_status()
-    del normed.model.activation
-    normed.step().raise_for_status()
+def test_a_layer_without_parameters_may_come_later():
+    with accelmgr.Manager(Normed(), Numbers(), batch_size_per_device=2, **ONE) as manager:
+        manager.model.activation = nn.ReLU()
+        manager.step().raise_for_status()
+        del manager.model.activation
+        manager.step().raise_for_status()
 
 
 class Reading:
@@ -494,7 +495,7 @@ class Reading:
 
 
 def test_the_dataset_is_unpickled_in_the_manager_alone(tmp_path):
-    with accelmgr.Manager(Weighted(), Reading(tmp_path), nprocs=2, runners__threads=1) as manager:
+    with accelmgr.Manager(Weighted(), Reading(tmp_path), nprocs=2, runners__threads=1, start_method="spawn") as manager:
         manager.step().raise_for_status()
         assert [path.name for path in tmp_path.iterdir()] == [f"accelmgr:mgr-{manager.statistics().manager_pid}"]
         for runner in manager.statistics().runners:

@@ -177,7 +177,7 @@ def test_the_size_of_the_team_and_what_was_written_here_go_on():
 
 def test_a_model_that_cannot_be_trained_leaves_the_manager_as_it_was():
     model = made()
-    with start(model) as manager:
+    with start(model, start_method="forkserver") as manager:
         losses(manager, 1)
         pids = [runner.pid for runner in manager.statistics().runners]
         unfit = made()
@@ -205,7 +205,7 @@ class Unmakable(nn.Module):
 
 def test_after_a_failed_start_another_one_goes_on_there():
     model = made()
-    with start(model) as manager:
+    with start(model, start_method="forkserver") as manager:
         losses(manager, 2)
         model.extra = Unmakable()
         with pytest.raises(accelmgr.ModelError, match="cannot be made"):

@@ -400,6 +400,7 @@ class Manager(Driver):
             return self.rebind()
         self._check_owner("refresh")
         self._bound.check()
+        self._bound.check_buffers()
         self._delivery.refresh()
         with self._waiting():
             self._handle.refresh()

@@ -68,6 +68,12 @@ def tensors_of(model: torch.nn.Module) -> list[torch.Tensor]:
     return [*model.parameters(), *model.buffers()]
 
 
+def _buffer_names(model: torch.nn.Module) -> set[str]:
+    """Also of buffers that are None."""
+    named = model.named_modules(remove_duplicate=False)
+    return {f"{path}.{key}" if path else key for path, module in named for key in module._buffers}
+
+
 def module_places(model: torch.nn.Module) -> int:
     """The bytes for modules in `<modes>`: room for others that may come with a refresh()."""
     return 2 * sum(1 for _ in model.modules()) + 64
@@ -81,6 +87,7 @@ class Structure:
         self._model = model
         self.parameters = list(model.parameters())
         self._names = dict(model.named_parameters(remove_duplicate=False))
+        self._buffer_names = _buffer_names(model)
         self._switched = list(model.modules())
         self.places = places or module_places(model)
         if len(self._switched) > self.places:
@@ -118,6 +125,16 @@ class Structure:
                     "manager.rebind(), which starts runners for the changed model"
                 )
         self._look()  # Modules without parameters came or went.
+
+    def check_buffers(self) -> None:
+        """Raises ModelError if a buffer was registered or removed."""
+        now = _buffer_names(self._model)
+        for what, names in (("registered", now - self._buffer_names), ("removed", self._buffer_names - now)):
+            if names:
+                raise ModelError(
+                    f"after the start {_listed(sorted(names))} of the model, a buffer, was {what}: the session has the "
+                    "buffers with which the manager was started. Call manager.rebind(), which starts another one"
+                )
 
     @property
     def modes(self) -> bytes:

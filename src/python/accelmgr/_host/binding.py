@@ -83,6 +83,11 @@ class Binding:
             self._structure = Structure(self._model, self._structure.places)
             self._changes = Changes(self._model, self._structure, self._record, self._grown, self._handle)
 
+    def check_buffers(self) -> None:
+        """Raises ModelError if the model has other buffers than the session."""
+        if self._structure is not None:
+            self._structure.check_buffers()
+
     def check(self) -> None:
         """Raises ModelError unless the parameters are the session's; takes over what was done to `.grad`."""
         if self._structure is not None:

@@ -175,6 +175,7 @@ class Watch:
         return found
 
     def _compare_module(self, index: int, path: str, module: torch.nn.Module, found: Found) -> None:
+        others = len(found.others)
         flat = self._snapshot.before(index)
         before, now = dict(zip(flat[::2], flat[1::2], strict=True)), vars(module)
         for name in {**before, **now}:
@@ -188,7 +189,8 @@ class Watch:
                 self._note_tensor(path, name, now[name])
             else:
                 found.others.append(f"attribute '{name}' of '{path or 'model'}'")
-        self._snapshot.note(index)
+        if len(found.others) == others:  # Otherwise runners do not know it yet.
+            self._snapshot.note(index)
 
     def _note_tensor(self, path: str, name: str, value: Any) -> None:
         self._tensors.pop((path, name), None)
