@@ -40,7 +40,7 @@ auto take_lock(Take&& take) noexcept {
   }
 }
 
-bool fork_is_announced = false;      // The interpreter's lock guards it.
+bool fork_is_announced = false;     // The interpreter's lock guards it.
 PyObject* noted_context = nullptr;  // It too.
 
 }  // namespace

@@ -354,14 +354,17 @@ void bind_manager(nb::module_& module) {
           "resize",
           [](Handle& self, int runners) { waiting([&, &m = self.started()] { m.resize(runners); }); },
           nb::arg("runners"))
-      .def("recover", [](Handle& self) {
+      .def("recover",
+           [](Handle& self) {
              note_context();
              waiting([&m = self.started()] { m.recover(); });
            })
       .def_prop_ro("fork_server_ended", [](Handle& self) { return self.started().fork_server_ended(); })
-      .def_prop_ro("replaces_runners",
-                   [](const Handle& self) { return self.loaded().config.runners.on_loss != LossPolicy::fail; })
-      .def("refresh", [](Handle& self) {
+      .def_prop_ro(
+          "replaces_runners",
+          [](const Handle& self) { return self.loaded().config.runners.on_loss != LossPolicy::fail; })
+      .def("refresh",
+           [](Handle& self) {
              note_context();
              waiting([&m = self.started()] { m.refresh(); });
            })

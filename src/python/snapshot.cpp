@@ -46,8 +46,8 @@ class Snapshot {
   ~Snapshot() { clear(); }
 
   std::size_t add_items(nb::object owner) { return add(Kind::items, std::move(owner), {}); }
-  std::size_t add_keys(nb::object dict, nb::list keys) {
-    return add(Kind::keys, std::move(dict), nb::tuple(keys));
+  std::size_t add_keys(nb::dict dict, const std::vector<std::string>& keys) {
+    return add(Kind::keys, std::move(dict), nb::tuple(nb::cast(keys)));
   }
   std::size_t add_attribute(nb::object owner, nb::str name) {
     return add(Kind::attribute, std::move(owner), std::move(name));
@@ -72,7 +72,7 @@ class Snapshot {
   }
 
   /// Of items of a dict: keys and values in turn. A value that was missing is left out.
-  nb::list before(std::size_t index) const {
+  nb::typed<nb::list, nb::any> before(std::size_t index) const {
     nb::list values;
     for (auto* value : entries_.at(index).before)
       if (value != nullptr) values.append(nb::borrow(value));
@@ -219,8 +219,8 @@ int clear_snapshot(PyObject* self) {
 }
 
 PyType_Slot snapshot_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(traverse_snapshot)},
-                       {Py_tp_clear, reinterpret_cast<void*>(clear_snapshot)},
-                       {0, nullptr}};
+                                {Py_tp_clear, reinterpret_cast<void*>(clear_snapshot)},
+                                {0, nullptr}};
 
 }  // namespace
 

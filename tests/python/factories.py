@@ -44,12 +44,6 @@ def one_name_twice() -> nn.Module:
     return module
 
 
-def of_quantized_numbers() -> nn.Module:
-    module = Scaled(2)
-    module.register_buffer("table", torch.quantize_per_tensor(torch.ones(2), 1.0, 0, torch.qint8))
-    return module
-
-
 def data(count: str = "8") -> list[torch.Tensor]:
     return [torch.tensor(float(i)) for i in range(int(count))]
 

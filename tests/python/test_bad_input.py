@@ -37,7 +37,12 @@ REFUSED = {
     "elsewhere": (lambda: nn.Linear(2, 2, device="meta"), {}, accelmgr.ModelError, "'weight' of the model is on meta"),
     "lazy": (lazy, {}, accelmgr.ModelError, "'0.weight' of the model is not initialized; call the model once"),
     "per_sample": (per_sample, {}, accelmgr.ModelError, "parameter 'weight' has a grad_sample"),
-    "unpicklable": (Unpicklable, {}, accelmgr.ModelError, r"model.inner.guard \(_thread.lock\) cannot be pickled"),
+    "unpicklable": (
+        Unpicklable,
+        {"start_method": "spawn"},
+        accelmgr.ModelError,
+        r"model.inner.guard \(_thread.lock\) cannot be pickled",
+    ),
     "no_batch": (lambda: nn.Linear(2, 2), {"batch_size_per_device": 0}, accelmgr.ConfigError, "batch_size_per_device"),
     "no_start_method": (lambda: nn.Linear(2, 2), {"start_method": "it"}, accelmgr.ConfigError, "start_method is 'it'"),
     "collate": (lambda: nn.Linear(2, 2), {"collate_fn": "stack"}, accelmgr.ConfigError, "collate_fn is a str"),

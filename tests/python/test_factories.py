@@ -60,7 +60,6 @@ MODELS = {
     "factories:broken": (accelmgr.ModelError, "LookupError: no weights here"),
     "factories:without_parameters": (accelmgr.ModelError, "the model has no parameters"),
     "factories:one_name_twice": (accelmgr.ModelError, "two parameters of the model are called '0.weight'"),
-    "factories:of_quantized_numbers": (accelmgr.ModelError, "buffer 'table' of the model is qint8, a dtype that"),
 }
 
 

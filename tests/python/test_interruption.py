@@ -123,7 +123,8 @@ class Waits:
 
 folder, what = pathlib.Path(sys.argv[1]), sys.argv[2]
 runners = {"threads": 1, "max_runners": 2}
-manager = accelmgr.Manager(Told(folder), Count(), collate_fn=Waits(), nprocs=1, runners=runners)
+method = {"start_method": "forkserver"}  # Which unpickles the collate_fn.
+manager = accelmgr.Manager(Told(folder), Count(), collate_fn=Waits(), nprocs=1, runners=runners, **method)
 assert manager.step().ok
 if what == "recover":
     pid = manager.statistics().manager_pid

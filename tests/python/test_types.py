@@ -33,6 +33,12 @@ ANYTHING = {
     "start_multiprocess",
     "run_multiprocess",
     "DeviceStream.__eq__",
+    # It notes objects of any class.
+    "Snapshot.add_attribute",
+    "Snapshot.add_equal",
+    "Snapshot.add_items",
+    "Snapshot.add_result",
+    "Snapshot.before",
     # Tensors of torch, which the extension module does not import.
     "CudaTransport.__init__",
     "CudaTransport.load",

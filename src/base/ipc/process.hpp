@@ -97,8 +97,8 @@ Child fork_self(const std::function<void()>& body);
 
 /// Runs `body` on a new thread, and blocks until it has returned. Throws what it throws, and SystemError if
 /// there is no thread to be had. A child that `body` forks has that thread alone, which has done nothing yet:
-/// on a thread that has, OpenMP and others keep a team of threads, and would wait for them in the child, where
-/// they do not exist.
+/// on a thread that has, OpenMP and others keep a team of threads, and would wait for them in the child,
+/// where they do not exist.
 void on_new_thread(const std::function<void()>& body);
 
 /// Stands for a status of waitpid() that is not known.

@@ -157,8 +157,7 @@ OwnedManager OwnedManager::start(const Config& config, const Origin& origin,
 }
 
 OwnedManager OwnedManager::start_over(const Config& config, const Origin& origin,
-                                      const std::vector<int>& session,
-                                      const std::function<void()>& ready) {
+                                      const std::vector<int>& session, const std::function<void()>& ready) {
   auto manager = execute(origin);
   ready();
   manager.bring_up(config, session, base::interrupted, {});

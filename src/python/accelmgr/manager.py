@@ -212,7 +212,8 @@ class Manager(Driver):
         embed()
         manager = cls.__new__(cls)
         Driver.__init__(manager, None)
-        manager._start_method = "spawn"
+        manager._start_method = manager._method = "spawn"
+        manager._refreshes, manager._following = "never", None
         manager._factory = manager._dataset = manager.collate_fn = manager._continues = manager._weights = None
         manager._file, manager._settings = "", []
         manager._delivery = Delivery(None, None, None, None, {})

@@ -35,7 +35,7 @@ class Attached:
     def attach(self, tensor: torch.Tensor) -> None:
         tensor.__dict__.update(self.attributes)
         for hook in self.hooks["_backward_hooks"]:
-            tensor.register_hook(hook)
+            tensor.register_hook(hook)  # type: ignore[no-untyped-call]
         for hook in self.hooks["_post_accumulate_grad_hooks"]:
             tensor.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 

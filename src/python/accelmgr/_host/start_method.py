@@ -43,7 +43,7 @@ def why_not_forked(device: str) -> str:
     """Why a fork of this process could not compute with `device`; empty if it can."""
     if device in UNFORKABLE_DEVICES:
         return f"runners.device is {device}"
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return "this process has initialized CUDA"
     if any(name in sys.modules for name in ("torch_xla", "_XLAC")):
         return "this process has loaded torch_xla"

@@ -112,7 +112,9 @@ def _slots_of(value: Any) -> list[str]:
 
 def _version_of(tensor: torch.Tensor) -> int:
     """-1 for a tensor whose writes leave no trace, or are seen by all processes."""
-    return -1 if tensor.is_inference() or (tensor.layout is torch.strided and tensor.is_shared()) else tensor._version
+    if tensor.is_inference() or (tensor.layout is torch.strided and tensor.is_shared()):  # type: ignore[no-untyped-call]
+        return -1
+    return tensor._version
 
 
 @dataclasses.dataclass

@@ -200,17 +200,24 @@ class Changes:
                 torch_settings.apply({where[0]: value})
                 continue
             path, name = where
-            attributes = vars(modules[path])
+            attributes: dict[str, Any] = modules[path].__dict__
             before = attributes.get(name)
-            if isinstance(value, torch.Tensor) and isinstance(before, torch.Tensor) and before.shape == value.shape:
-                if before.dtype == value.dtype and not before.is_inference():
-                    before.detach().copy_(value)  # In place: other objects may have it, too.
-                    continue
-            if type(value) is type(before) and isinstance(before, (list, dict)):
-                before.clear()
-                before.extend(value) if isinstance(before, list) else before.update(value)
-                continue
-            attributes[name] = value
+            if type(value) is not type(before) or not _written_in_place(before, value):
+                attributes[name] = value
+
+
+def _written_in_place(before: Any, value: Any) -> bool:
+    """Other objects may have it, too."""
+    if isinstance(before, torch.Tensor):
+        fits = before.shape == value.shape and before.dtype == value.dtype and not before.is_inference()
+        if fits:
+            before.detach().copy_(value)
+        return fits
+    if isinstance(before, (list, dict)):
+        before.clear()
+        before.extend(value) if isinstance(before, list) else before.update(value)
+        return True
+    return False
 
 
 class Replica:
