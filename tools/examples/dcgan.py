@@ -6,11 +6,18 @@ BatchNorm has the statistics of a runner's part of the batch.
 
 import torch
 from torch import nn
+from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 
 import accelmgr
 
-criterion = nn.BCEWithLogitsLoss()
+
+def as_real(output: torch.Tensor) -> torch.Tensor:
+    return functional.binary_cross_entropy_with_logits(output, torch.ones_like(output))
+
+
+def as_fake(output: torch.Tensor) -> torch.Tensor:
+    return functional.binary_cross_entropy_with_logits(output, torch.zeros_like(output))
 
 
 def generator() -> nn.Module:
@@ -35,11 +42,10 @@ class Gan(nn.Module):
         self.net_g, self.net_d, self.turn = net_g, net_d, "d"
 
     def forward(self, images: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-        real, fake = torch.ones(len(images), 1), torch.zeros(len(images), 1)
         made = self.net_g(noise)
         if self.turn == "d":
-            return criterion(self.net_d(images), real) + criterion(self.net_d(made.detach()), fake)
-        return criterion(self.net_d(made), real)
+            return as_real(self.net_d(images)) + as_fake(self.net_d(made.detach()))
+        return as_real(self.net_d(made))
 
 
 class Discs(Dataset[tuple[torch.Tensor, torch.Tensor]]):
@@ -75,7 +81,7 @@ def main() -> None:
             model.turn = "g"
             loss_g, _ = manager.step(repeat=True)
             optimizer_g.step()
-            total_d, total_g = total_d + loss_d, total_g + loss_g
+            total_d, total_g = total_d + float(loss_d), total_g + float(loss_g)
         count = len(loader)
         print(f"epoch {epoch}: discriminator {total_d / count:.9f}, generator {total_g / count:.9f}")
 

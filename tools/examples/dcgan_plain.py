@@ -6,9 +6,16 @@ BatchNorm has the statistics of a runner's part of the batch.
 
 import torch
 from torch import nn
+from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 
-criterion = nn.BCEWithLogitsLoss()
+
+def as_real(output: torch.Tensor) -> torch.Tensor:
+    return functional.binary_cross_entropy_with_logits(output, torch.ones_like(output))
+
+
+def as_fake(output: torch.Tensor) -> torch.Tensor:
+    return functional.binary_cross_entropy_with_logits(output, torch.zeros_like(output))
 
 
 def generator() -> nn.Module:
@@ -46,21 +53,20 @@ def main() -> None:
     optimizer_d = torch.optim.Adam(net_d.parameters(), lr=2e-3, betas=(0.5, 0.999))
     optimizer_g = torch.optim.Adam(net_g.parameters(), lr=2e-3, betas=(0.5, 0.999))
     loader = DataLoader(Discs(), batch_size=64)
-    real, fake = torch.ones(64, 1), torch.zeros(64, 1)
     for epoch in range(1, 4):
         total_d = total_g = 0.0
         for images, noise in loader:
             optimizer_d.zero_grad()
             made = net_g(noise)
-            loss_d = criterion(net_d(images), real) + criterion(net_d(made.detach()), fake)
+            loss_d = as_real(net_d(images)) + as_fake(net_d(made.detach()))
             loss_d.backward()
             optimizer_d.step()
 
             optimizer_g.zero_grad()
-            loss_g = criterion(net_d(made), real)
+            loss_g = as_real(net_d(made))
             loss_g.backward()
             optimizer_g.step()
-            total_d, total_g = total_d + loss_d.item(), total_g + loss_g.item()
+            total_d, total_g = total_d + float(loss_d), total_g + float(loss_g)
         count = len(loader)
         print(f"epoch {epoch}: discriminator {total_d / count:.9f}, generator {total_g / count:.9f}")
 

@@ -53,10 +53,10 @@ def main() -> None:
     manager = accelmgr.Manager(model, loader, loss=functional.nll_loss, data={"epochs": 3}, seed_base=1)
     for epoch in range(1, 4):
         total = 0.0
-        for result in manager.steps(len(loader)):
+        for loss, _ in manager.steps(len(loader)):
             optimizer.step()
             optimizer.zero_grad()
-            total += result.loss
+            total += float(loss)
         print(f"epoch {epoch}: loss {total / len(loader):.9f}, accuracy {accuracy(model, images(500, 2)):.1%}")
         scheduler.step()
 

@@ -56,7 +56,7 @@ def main() -> None:
             loss = functional.nll_loss(model(data), target)
             loss.backward()
             optimizer.step()
-            total += loss.item()
+            total += float(loss)
         print(f"epoch {epoch}: loss {total / len(loader):.9f}, accuracy {accuracy(model, images(500, 2)):.1%}")
         scheduler.step()
 

@@ -59,11 +59,11 @@ def main() -> None:
     for epoch in range(1, 5):
         total = 0.0
         model.hidden = None
-        for result in manager.steps(len(loader)):
+        for loss, _ in manager.steps(len(loader)):
             clip_grad_norm_(model.parameters(), 0.25)
             optimizer.step()
             optimizer.zero_grad()
-            total += result.loss
+            total += float(loss)
         print(f"epoch {epoch}: loss {total / len(loader):.9f}, perplexity {math.exp(total / len(loader)):.1f}")
 
 

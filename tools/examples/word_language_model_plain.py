@@ -55,14 +55,14 @@ def main() -> None:
         total = 0.0
         hidden = None
         for data, target in loader:
-            optimizer.zero_grad()
             output, hidden = model(data, hidden)
             hidden = hidden.detach()
             loss = criterion(output, target)
             loss.backward()
             clip_grad_norm_(model.parameters(), 0.25)
             optimizer.step()
-            total += loss.item()
+            optimizer.zero_grad()
+            total += float(loss)
         print(f"epoch {epoch}: loss {total / len(loader):.9f}, perplexity {math.exp(total / len(loader)):.1f}")
 
 
