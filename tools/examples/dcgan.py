@@ -36,16 +36,14 @@ def discriminator() -> nn.Module:
     )  # fmt: skip
 
 
-class Gan(nn.Module):
-    def __init__(self, net_g: nn.Module, net_d: nn.Module) -> None:
-        super().__init__()
-        self.net_g, self.net_d, self.turn = net_g, net_d, "d"
+class Gan(nn.ModuleDict):
+    turn = "d"
 
     def forward(self, images: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-        made = self.net_g(noise)
+        made = self["g"](noise)
         if self.turn == "d":
-            return as_real(self.net_d(images)) + as_fake(self.net_d(made.detach()))
-        return as_real(self.net_d(made))
+            return as_real(self["d"](images)) + as_fake(self["d"](made.detach()))
+        return as_real(self["d"](made))
 
 
 class Discs(Dataset[tuple[torch.Tensor, torch.Tensor]]):
@@ -67,21 +65,20 @@ def main() -> None:
     optimizer_d = torch.optim.Adam(net_d.parameters(), lr=2e-3, betas=(0.5, 0.999))
     optimizer_g = torch.optim.Adam(net_g.parameters(), lr=2e-3, betas=(0.5, 0.999))
     loader = DataLoader(Discs(), batch_size=64)
-    model = Gan(net_g, net_d)
+    model = Gan({"g": net_g, "d": net_d})
     manager = accelmgr.Manager(model, loader, data={"epochs": 3, "keep_last_step": True})
     for epoch in range(1, 4):
         total_d = total_g = 0.0
         for _ in range(len(loader)):
             optimizer_d.zero_grad()
             model.turn = "d"
-            loss_d, _ = manager.step()
+            total_d += manager.step().loss
             optimizer_d.step()
 
             optimizer_g.zero_grad()
             model.turn = "g"
-            loss_g, _ = manager.step(repeat=True)
+            total_g += manager.step(repeat=True).loss
             optimizer_g.step()
-            total_d, total_g = total_d + float(loss_d), total_g + float(loss_g)
         count = len(loader)
         print(f"epoch {epoch}: discriminator {total_d / count:.9f}, generator {total_g / count:.9f}")
 

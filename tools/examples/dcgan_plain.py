@@ -60,13 +60,14 @@ def main() -> None:
             made = net_g(noise)
             loss_d = as_real(net_d(images)) + as_fake(net_d(made.detach()))
             loss_d.backward()
+            total_d += loss_d.item()
             optimizer_d.step()
 
             optimizer_g.zero_grad()
             loss_g = as_real(net_d(made))
             loss_g.backward()
+            total_g += loss_g.item()
             optimizer_g.step()
-            total_d, total_g = total_d + float(loss_d), total_g + float(loss_g)
         count = len(loader)
         print(f"epoch {epoch}: discriminator {total_d / count:.9f}, generator {total_g / count:.9f}")
 

@@ -54,9 +54,9 @@ def main() -> None:
     for epoch in range(1, 4):
         total = 0.0
         for loss, _ in manager.steps(len(loader)):
+            total += loss
             optimizer.step()
             optimizer.zero_grad()
-            total += float(loss)
         print(f"epoch {epoch}: loss {total / len(loader):.9f}, accuracy {accuracy(model, images(500, 2)):.1%}")
         scheduler.step()
 

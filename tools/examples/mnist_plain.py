@@ -55,8 +55,8 @@ def main() -> None:
             optimizer.zero_grad()
             loss = functional.nll_loss(model(data), target)
             loss.backward()
+            total += loss.item()
             optimizer.step()
-            total += float(loss)
         print(f"epoch {epoch}: loss {total / len(loader):.9f}, accuracy {accuracy(model, images(500, 2)):.1%}")
         scheduler.step()
 

@@ -60,10 +60,10 @@ def main() -> None:
         total = 0.0
         model.hidden = None
         for loss, _ in manager.steps(len(loader)):
+            total += loss
             clip_grad_norm_(model.parameters(), 0.25)
             optimizer.step()
             optimizer.zero_grad()
-            total += float(loss)
         print(f"epoch {epoch}: loss {total / len(loader):.9f}, perplexity {math.exp(total / len(loader)):.1f}")
 
 

@@ -59,10 +59,10 @@ def main() -> None:
             hidden = hidden.detach()
             loss = criterion(output, target)
             loss.backward()
+            total += loss.item()
             clip_grad_norm_(model.parameters(), 0.25)
             optimizer.step()
             optimizer.zero_grad()
-            total += float(loss)
         print(f"epoch {epoch}: loss {total / len(loader):.9f}, perplexity {math.exp(total / len(loader)):.1f}")
 
 
