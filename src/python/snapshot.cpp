@@ -46,7 +46,7 @@ class Snapshot {
   ~Snapshot() { clear(); }
 
   std::size_t add_items(nb::object owner) { return add(Kind::items, std::move(owner), {}); }
-  std::size_t add_keys(nb::dict dict, const std::vector<std::string>& keys) {
+  std::size_t add_keys(nb::typed<nb::dict, nb::str, nb::any> dict, const std::vector<std::string>& keys) {
     return add(Kind::keys, std::move(dict), nb::tuple(nb::cast(keys)));
   }
   std::size_t add_attribute(nb::object owner, nb::str name) {

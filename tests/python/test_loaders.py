@@ -228,3 +228,25 @@ def test_a_loader_goes_on_in_its_second_epoch_after_a_kill_and_after_a_checkpoin
     assert sums("", 4, 0) == whole
     first = sums("", 0, 5)
     assert first + sums("latest", 0, 0) == whole
+
+
+class Epochs(Dataset[torch.Tensor]):
+    def __init__(self) -> None:
+        self.epoch = 0
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((3,), float(self.epoch))
+
+
+def test_a_loader_whose_dataset_is_changed_is_refused_and_does_not_go_on_with_old_elements() -> None:
+    dataset = Epochs()
+    model = torch.nn.Linear(3, 1)
+    loader = DataLoader(dataset, batch_size=4)
+    with accelmgr.Manager(model, loader, loss=lambda outputs, batch: outputs.mean(), nprocs=1) as manager:
+        assert manager.step().ok
+        dataset.epoch = 1
+        with pytest.raises(accelmgr.DataError, match=r"'dataset' of the DataLoader was changed \(set_epoch"):
+            manager.step()

@@ -37,6 +37,7 @@ ANYTHING = {
     "Snapshot.add_attribute",
     "Snapshot.add_equal",
     "Snapshot.add_items",
+    "Snapshot.add_keys",
     "Snapshot.add_result",
     "Snapshot.before",
     # Tensors of torch, which the extension module does not import.

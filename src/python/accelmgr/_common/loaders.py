@@ -23,6 +23,9 @@ from accelmgr.errors import ConfigError, DataError
 
 T = TypeVar("T")
 
+PARTS = ("dataset", "sampler", "batch_sampler", "collate_fn", "worker_init_fn")
+"""Of a loader: what the script could change while it is iterated."""
+
 
 def own_generators(loader: DataLoader[Any]) -> list[torch.Generator]:
     """Those from which it and its samplers draw, other than torch's global one."""
@@ -74,6 +77,7 @@ class LoaderElements:
         """micro_batches: of a runner. most: elements of a batch that a step takes."""
         self.generators = generator_states()
         """What the process that reads begins with: the loader shuffles as it would here."""
+        self.parts = {name: getattr(loader, name) for name in PARTS}
         self.collates = runners * micro_batches == 1
         self._runners = runners
         self._round = most // micro_batches

@@ -16,6 +16,7 @@ from accelmgr import _native
 from accelmgr._common import torch_settings as _settings
 from accelmgr._common.feed import Feed, is_of_thread
 from accelmgr._common.grown_buffers import Forms, GrownBuffers
+from accelmgr._common.loaders import LoaderElements
 from accelmgr._common.long_elements import LongElements
 from accelmgr._common.model_changes import module_places
 from accelmgr._common.placement import tensors_of
@@ -136,9 +137,10 @@ class Delivery:
         others = {"dataset": self._dataset, "collate_fn": self._collate_fn}
         if self.feed is not None:  # This process reads the dataset itself.
             del others["dataset"]
+        fixed = self._dataset.parts if isinstance(self._dataset, LoaderElements) and self.feed is None else {}
         if self.record is None and self._dataset is None:
             return None
-        return Following(self._model, others, self.record, isinstance(self._payload, ForkedModel))
+        return Following(self._model, others, fixed, self.record, isinstance(self._payload, ForkedModel))
 
     def leave(self, consumed: int) -> None:
         """The processes have ended; others will go on from element `consumed`."""

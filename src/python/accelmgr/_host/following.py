@@ -12,12 +12,13 @@ import torch
 from accelmgr._common import torch_settings
 from accelmgr._common.record import Record
 from accelmgr._host.watch import Watch
+from accelmgr.errors import DataError
 
 logger = logging.getLogger("accelmgr")
 
 SHARE_OF_STEP = 0.01
 """Looking for changes takes at most this share of a step, or a warning says so."""
-LEAST_S = 1e-4
+LEAST_S = 5e-4
 """A look that is shorter is not worth a warning."""
 LOOKS = 20
 """After so many looks, or new beginnings in a row, is it judged what they cost."""
@@ -27,13 +28,20 @@ class Following:
     """Exists while there are runners of a model of this process, or a dataset of it is read."""
 
     def __init__(
-        self, model: torch.nn.Module | None, others: dict[str, Any], record: Record | None, forks: bool
+        self,
+        model: torch.nn.Module | None,
+        others: dict[str, Any],
+        fixed: dict[str, Any],
+        record: Record | None,
+        forks: bool,
     ) -> None:
-        """others: the dataset, and functions that runners call, by name. record: None if there is no model.
+        """others: the dataset, and functions that runners call, by name. fixed: what must not change: parts of a
+        DataLoader, which is iterated from its beginning. record: None if there is no model.
         forks: others are to begin for what a record cannot say, and not only if there is no other way.
         """
         self._model = model
         self._others = others
+        self._fixed = Watch(None, fixed)
         self._record = record
         self._forks = forks
         self._looked = self._between = 0.0
@@ -50,8 +58,17 @@ class Following:
         self._watch = Watch(self._model, self._others)
 
     def look(self) -> str:
-        """Publishes what a record can say. Returns what else has changed, in words; empty if nothing has."""
+        """Publishes what a record can say. Returns what else has changed, in words; empty if nothing has.
+
+        Raises DataError for a change of a DataLoader.
+        """
         begin = time.perf_counter()
+        if changed := self._fixed.changes().others:
+            raise DataError(
+                f"after the start '{changed[0]}' of the DataLoader was changed (set_epoch()?), but the process that "
+                "reads iterates it from its beginning: pass the dataset instead of the loader, or start a manager for each "
+                "epoch, with the same model and optimizer"
+            )
         found = self._watch.changes()
         changes: dict[tuple[str, ...], Any] = {}
         for (path, name), value in found.attributes.items():

@@ -258,7 +258,7 @@ class Watch:
                 continue
             elif name == "_modules":
                 self._entry(f"a module of {path}", self._snapshot.add_items(part))
-                found += [(f"{path}.{key}", module) for key, module in part.items()]
+                found += [(f"{path}.{key}" if key else path, module) for key, module in part.items()]
             elif isinstance(part, torch.Tensor) and own is not None and type(part) is torch.Tensor:
                 self._note_tensor(own, name, part)
             elif own is not None and id(part) not in self._seen and _holds_values(part):
