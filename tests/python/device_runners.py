@@ -43,6 +43,7 @@ class Vectors:
 
 def start(model: Any, dataset: Any, **options: Any) -> accelmgr.Manager:
     fixed = {"nprocs": 2, "device": "xla", "runners__threads": 1, "seed_base": 7, "runners__restart_backoff": 0.01}
+    fixed["start_method"] = "forkserver"  # The libraries of fakes are found by variables that a new process reads.
     return accelmgr.Manager(model, dataset, **{**fixed, **options})
 
 

@@ -66,8 +66,8 @@ class Following:
         if changed := self._fixed.changes().others:
             raise DataError(
                 f"after the start '{changed[0]}' of the DataLoader was changed (set_epoch()?), but the process that "
-                "reads iterates it from its beginning: pass the dataset instead of the loader, or start a manager for each "
-                "epoch, with the same model and optimizer"
+                "reads iterates it from its beginning: pass the dataset instead of the loader, or start a manager for "
+                "each epoch, with the same model and optimizer"
             )
         found = self._watch.changes()
         changes: dict[tuple[str, ...], Any] = {}

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 
 from accelmgr import _native
+from accelmgr._common.model_changes import named_leaves
 
 OF_TENSORS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 IGNORED = frozenset({"training", "_compiled_call_impl"})
@@ -144,7 +145,8 @@ class Watch:
         self._paths: dict[int, str] = {}
         self._follow_long = True
         if model is not None:
-            self._known = set(map(id, (*model.parameters(), *model.buffers())))
+            leaves = [leaf for _, leaf in named_leaves(model)]  # Also what is inside quantized parameters.
+            self._known = set(map(id, (*model.parameters(), *leaves, *model.buffers())))
             self._paths = {id(module): path for path, module in model.named_modules()}
             self._walk("model", model)
             for name in vars(torch.nn.modules.module):
