@@ -170,7 +170,8 @@ class Manager(Driver):
         self.collate_fn = collate_fn
         self._dataset = dataset
         self._continues: _Continuation | None = None  # From rebind() until there are processes again.
-        self._method = ""  # The start method of the processes that there are.
+        self._method = ""  # The start method of the processes that there are,
+        self._first_step = 0  # and how many steps there were before them.
         named = {
             "nprocs": nprocs,
             "prefetch": prefetch,
@@ -308,6 +309,7 @@ class Manager(Driver):
                     "model.train() turns on dropout and batch statistics"
                 )
         self._continues = None
+        self._first_step = self._handle.statistics().steps
         self._method = method
         master = self._bound.master
         sharing.stay(self, [tensor for _, tensor in master.parameters + master.gradients])
@@ -325,10 +327,12 @@ class Manager(Driver):
         self._delivery.release_values()
 
     def _makes_room(self) -> bool:
-        """Starts again if runners need room for larger buffers. Nothing was trained yet."""
-        if not self._delivery.makes_room():
+        """Starts again if runners need room for larger buffers. These processes have trained nothing yet."""
+        if self._handle.statistics().steps != self._first_step or not self._delivery.makes_room():
             return False
-        self._end_processes()
+        continuation = self._end_processes()
+        if self._first_step:  # After rebind().
+            self._continues = continuation
         self.start()
         return True
 

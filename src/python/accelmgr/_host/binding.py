@@ -10,7 +10,7 @@ import torch
 
 from accelmgr import _native
 from accelmgr._common import memory
-from accelmgr._common.buffers import FORMS
+from accelmgr._common.buffers import FORMS, KEPT
 from accelmgr._common.grown_buffers import Forms
 from accelmgr._common.model_changes import Changes, Structure, leaves_of, named_leaves
 from accelmgr._common.placement import private_copies
@@ -160,7 +160,8 @@ class Binding:
     def buffers(self) -> dict[str, torch.Tensor]:
         """Copies of the buffers of the last committed step."""
         buffers = dict(memory.named_tensors(self._handle.buffers()))
-        buffers.pop(FORMS, None)
+        for name in (FORMS, KEPT):
+            buffers.pop(name, None)
         return buffers
 
     def sync_buffers(self) -> None:

@@ -68,7 +68,7 @@ class Delivery:
         self._long: LongElements | None = None
         self.record: Record | None = None
         self.grown: Forms = {}
-        """Of buffers that the first micro-batch makes larger."""
+        """Of buffers that the first micro-batch makes larger, and of attributes that are kept with them."""
         self._needed: GrownBuffers | None = None
         self.feed: Feed | None = None
 
@@ -117,7 +117,7 @@ class Delivery:
         needed = self._needed.read() if self._needed is not None else {}
         if needed.items() <= self.grown.items():
             return False
-        logger.info("the first batch gives buffers other shapes (%s); the manager starts again", ", ".join(needed))
+        logger.info("the first batch gives these other shapes, or a first value: %s; the manager starts again", ", ".join(needed))
         self.grown = self.grown | needed
         return True
 
@@ -138,7 +138,7 @@ class Delivery:
             del others["dataset"]
         if self.record is None and self._dataset is None:
             return None
-        return Following(self._model, others, self.record, isinstance(self._payload, ForkedModel))
+        return Following(self._model, others, self.record, self.grown, isinstance(self._payload, ForkedModel))
 
     def leave(self, consumed: int) -> None:
         """The processes have ended; others will go on from element `consumed`."""
