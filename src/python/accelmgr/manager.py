@@ -113,6 +113,8 @@ class Manager(Driver):
     Source: the class TPUManager of hivemind's examples; accelmgr.compat.tpu_manager has it under its own name.
     """
 
+    _first_step = 0  # How many steps there were before the processes that there are.
+
     def __init__(
         self,
         model: torch.nn.Module | Callable[[], torch.nn.Module] | str | None = None,
@@ -170,8 +172,7 @@ class Manager(Driver):
         self.collate_fn = collate_fn
         self._dataset = dataset
         self._continues: _Continuation | None = None  # From rebind() until there are processes again.
-        self._method = ""  # The start method of the processes that there are,
-        self._first_step = 0  # and how many steps there were before them.
+        self._method = ""  # The start method of the processes that there are.
         named = {
             "nprocs": nprocs,
             "prefetch": prefetch,

@@ -170,7 +170,7 @@ class Buffers:
         for name in sorted(grown):
             prefix, _, key = name.rpartition(".")
             if (module := modules.get(prefix)) is not None and key not in module._buffers:
-                yield name, vars(module), key
+                yield name, module.__dict__, key
 
     @staticmethod
     def split(forms: torch.Tensor, kept: int) -> list[tuple[str, torch.Tensor]]:
@@ -241,11 +241,10 @@ class Buffers:
         for prefix, module, before, versions in self._before:
             for key, value in vars(module).items():
                 name = f"{prefix}.{key}" if prefix else key
-                if not is_tensor(value) or name in places or "." in key:
-                    continue
-                is_new = before.get(key) is not value or versions.get(key) != value._version
-                if is_new and value.untyped_storage().data_ptr() not in own:
-                    yield name, value
+                if is_tensor(value) and value.numel() and name not in places and "." not in key:
+                    is_new = before.get(key) is not value or versions.get(key) != value._version
+                    if is_new and value.untyped_storage().data_ptr() not in own:
+                        yield name, value
 
     def check_room(self) -> list[str]:
         """Raises ModelError if the first micro-batch has made tensors of buffers that were None, or of attributes,
@@ -371,10 +370,10 @@ class Buffers:
             return is_tensor(tensor) and alike(tensor, place.original)
         return alike(tensor, place.original) or not (place.grows or place.name in self.non_persistent)
 
-    def held(self) -> set[str]:
+    def held(self) -> list[str]:
         """The names of attributes whose values the session has."""
         forms = zip(self.forms or b"", self.places, strict=False)
-        return {place.name for form, place in forms if place.is_attribute and form & KIND in (FINAL, NONE)}
+        return [place.name for form, place in forms if place.is_attribute and form & KIND in (FINAL, NONE)]
 
     def kinds(self) -> bytes:
         """Of each buffer. Raises ModelError for one of another shape, if it is one of those that grow."""

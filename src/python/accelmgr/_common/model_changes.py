@@ -171,8 +171,15 @@ class Changes:
     """
 
     def __init__(
-        self, model: torch.nn.Module, structure: Structure, record: Record, grown: Forms, handle: _native.Handle
+        self,
+        model: torch.nn.Module,
+        structure: Structure,
+        record: Record,
+        grown: Forms,
+        handle: _native.Handle,
+        written: set[str] | None = None,
     ) -> None:
+        """written: buffers that the host has changed since the last step, and has sent to no runner."""
         self._structure = structure
         self._handle = handle
         numbers = {name: (number, shape) for number, (name, shape) in enumerate(handle.buffer_shapes())}
@@ -186,6 +193,7 @@ class Changes:
         if FORMS in numbers:
             for name, flags in Buffers.split(torch.frombuffer(self._forms, dtype=torch.uint8), self._kept):
                 self._forms_target[numbers[name][0]] = flags.data_ptr()
+        self._versions: list[int] = []
         self._modes = b""  # So that the first step sends them.
         self._quantized = [
             (f"{prefix}.{key}" if prefix else key, owner, key, tensor, tensor._version)
@@ -195,7 +203,10 @@ class Changes:
             if tensor is not None and tensor.is_quantized
         ]
         self.note()
-        self._kinds = bytes(map(KIND.__and__, self._forms[:-1]))  # Before a refresh() the host may have made others.
+        self._kinds = bytes(map(KIND.__and__, self._forms[:-1]))
+        if written:
+            named = zip((place.name for place, *_ in self._places), self._versions, strict=True)
+            self._versions = [-1 if name in written else version for name, version in named]
 
     def _present(self) -> list[Any]:
         return [place.owner.get(place.key) for place in self._buffers.places]
@@ -249,6 +260,10 @@ class Changes:
             return set()
         pairs = zip(tensors, self._tensors, versions, self._versions, strict=True)
         return {index for index, (now, was, one, other) in enumerate(pairs) if now is not was or one != other}
+
+    def written(self) -> set[str]:
+        """Buffers that the host has changed, and that take() will send."""
+        return {self._places[index][0].name for index in self._changed()}
 
     def take_in(self) -> None:
         """Gives the buffers that the host has not changed the values of the last committed step."""

@@ -80,8 +80,9 @@ class Binding:
     def begin_again(self) -> None:
         """Processes begin that know the modules that the model has now."""
         if self._model is not None and self._structure is not None and self._record is not None:
+            written = self._changes.written() if self._changes is not None else set()
             self._structure = Structure(self._model, self._structure.places)
-            self._changes = Changes(self._model, self._structure, self._record, self._grown, self._handle)
+            self._changes = Changes(self._model, self._structure, self._record, self._grown, self._handle, written)
 
     def check_buffers(self) -> None:
         """Raises ModelError if the model has other buffers than the session."""

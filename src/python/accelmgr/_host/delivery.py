@@ -117,7 +117,9 @@ class Delivery:
         needed = self._needed.read() if self._needed is not None else {}
         if needed.items() <= self.grown.items():
             return False
-        logger.info("the first batch gives these other shapes, or a first value: %s; the manager starts again", ", ".join(needed))
+        logger.info(
+            "the manager starts again with room for what the first batch has given a shape: %s", ", ".join(needed)
+        )
         self.grown = self.grown | needed
         return True
 

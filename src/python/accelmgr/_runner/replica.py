@@ -192,7 +192,7 @@ class Changes:
         self.places = places
         self._model = model
 
-    def make(self, place: bytes, held: set[str]) -> None:
+    def make(self, place: bytes, held: list[str]) -> None:
         """Those of the publication at `place`. held: attributes that have later values, which came as buffers do."""
         modules = dict(self._model.named_modules())
         for (kind, *where), value in self._reader.changes(place):

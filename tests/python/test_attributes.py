@@ -1,0 +1,216 @@
+"""Tensors that forward() keeps in attributes of modules: the numbers are those of plain PyTorch, also after a kill."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import launching
+import pytest
+import torch
+from torch import nn
+
+import accelmgr
+
+SIZE = 4
+STEPS = 8
+DATA = list(torch.randn(2 * STEPS * SIZE, 3, generator=torch.Generator().manual_seed(1)))
+ONE: dict[str, Any] = {"nprocs": 1, "batch_size_per_device": SIZE, "runners__threads": 1}
+STARTS_AGAIN = "starts again"
+
+
+class Recurrent(nn.Module):
+    """Its state is an attribute that is None at the start, or that forward() makes."""
+
+    def __init__(self, has_state: bool = True) -> None:
+        super().__init__()
+        self.cell = nn.GRUCell(3, 5)
+        if has_state:
+            self.h = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.cell(x, getattr(self, "h", None))
+        self.h = h.detach()
+        return h.square().mean()
+
+
+class Parts(nn.Module):
+    """The state is that of a part, and is written in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = Recurrent()
+        self.part.last = torch.zeros(SIZE, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        loss = self.part(x + self.part.last)
+        self.part.last.copy_(x)
+        return loss
+
+
+class Baseline(nn.Module):
+    """The attribute is a number before it is a tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 1)
+        self.baseline: Any = 0.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        loss = self.layer(x).square().mean()
+        advantage = loss - self.baseline
+        self.baseline = 0.9 * self.baseline + 0.1 * loss.detach()
+        return advantage
+
+
+class Normalized(nn.Module):
+    """Where the state has another shape than the batch, it begins anew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.recurrent = Recurrent()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.recurrent.h is not None and len(self.recurrent.h) != len(x):
+            self.recurrent.h = None
+        return self.recurrent(x)
+
+
+def never(model: Any, step: int) -> None:
+    pass
+
+
+def none_at_times(model: Any, step: int) -> None:
+    if step % 3 == 0:
+        getattr(model, "part", model).h = None
+
+
+def zeros_at_times(model: Any, step: int) -> None:
+    if step % 3 == 2:
+        model.h = torch.zeros(SIZE, 5)
+
+
+def zeroed_at_times(model: Any, step: int) -> None:
+    if step % 3 == 2:
+        model.part.h.data.zero_()
+        model.part.last.zero_()
+
+
+def number_at_times(model: Any, step: int) -> None:
+    if step % 3 == 0:
+        model.baseline = 0.0
+
+
+def evaluates(model: Any, step: int) -> None:
+    with torch.no_grad():
+        if step % 3 == 1:
+            model(torch.ones(2, 3))
+        elif step % 3 == 2:
+            model.recurrent.h = None
+            model(torch.ones(SIZE, 3))
+
+
+def attributes_of(model: nn.Module) -> dict[str, Any]:
+    return {
+        f"{path}.{name}": value
+        for path, module in model.named_modules()
+        for name, value in vars(module).items()
+        if isinstance(value, (torch.Tensor, float)) or value is None
+    }
+
+
+def compare(
+    model: nn.Module, between: Callable[[Any, int], None], kill_before: tuple[int, ...] = (), **options: Any
+) -> None:
+    """Two runners: losses, and what the host has then, are those of two models of plain PyTorch."""
+    plain = [copy.deepcopy(model) for _ in range(2)]
+    options = {"nprocs": 2, "batch_size_per_device": SIZE, "runners__threads": 1, **options}
+    with accelmgr.Manager(model, DATA, **options) as manager:
+        for step in range(STEPS):
+            for each in (*plain, model):
+                between(each, step)
+            if step in kill_before:
+                launching.kill(manager.statistics().runners[1].pid)
+            batch = torch.stack(DATA[2 * step * SIZE : 2 * (step + 1) * SIZE])
+            losses = [each(batch[rank::2]).item() for rank, each in enumerate(plain)]
+            assert manager.step(accumulate=False).loss == pytest.approx(sum(losses) / 2, rel=1e-6), step
+            torch.testing.assert_close(attributes_of(model), attributes_of(plain[0]), msg=f"step {step}")
+        assert manager.statistics().replacements == len(kill_before)
+
+
+@pytest.mark.parametrize("start_method", ["fork", "forkserver"])
+def test_a_state_is_reset_and_survives_its_runner(start_method):
+    compare(Recurrent(), none_at_times, kill_before=(4, 6), start_method=start_method)
+
+
+@pytest.mark.parametrize(
+    ("make", "between"),
+    [
+        (Recurrent, never),
+        (lambda: Recurrent(has_state=False), zeros_at_times),
+        (Parts, zeroed_at_times),
+        (Parts, none_at_times),
+        (Baseline, number_at_times),
+        (Normalized, evaluates),
+    ],
+)
+def test_what_is_kept_is_that_of_plain_pytorch(make, between):
+    compare(make(), between, kill_before=(5,))
+
+
+@pytest.mark.parametrize("between", [none_at_times, zeros_at_times])
+def test_runners_that_begin_anew_have_the_state_and_what_the_host_has_written(between):
+    compare(Recurrent(), between, refresh="always")
+
+
+class Cached(nn.Module):
+    """Remembers its last batch, which nothing reads; its shape is that of the batch."""
+
+    def __init__(self, large: bool = False) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 1)
+        self.large = large
+        self.last: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.last = torch.ones(3 << 20, dtype=torch.float64) if self.large else x[: 1 + int(x[0, 0] > 0)]
+        return self.layer(x).square().mean()
+
+
+def test_a_memory_of_the_last_batch_may_change_its_shape():
+    model = Cached()
+    with accelmgr.Manager(model, DATA, **ONE) as manager:
+        for step in range(STEPS):
+            assert manager.step().ok
+            with torch.no_grad():
+                model(torch.ones(1 + step % 4, 3))  # As an evaluation does.
+
+
+def test_what_is_too_large_is_not_kept_and_the_manager_starts_once(caplog):
+    caplog.set_level(logging.INFO, "accelmgr")
+    with accelmgr.Manager(Cached(large=True), DATA, **ONE) as manager:
+        assert manager.step().ok
+        assert "last" not in manager.buffers()
+    assert STARTS_AGAIN not in caplog.text
+
+
+def test_a_model_that_leaves_nothing_behind_starts_once(caplog):
+    caplog.set_level(logging.INFO, "accelmgr")
+    model = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 1))
+    with accelmgr.Manager(model, DATA, loss=lambda outputs, batch: outputs.mean(), **ONE) as manager:
+        assert manager.step().ok
+    assert STARTS_AGAIN not in caplog.text
+
+
+def test_a_state_goes_on_after_rebind():
+    model, plain = Recurrent(), Recurrent()
+    plain.load_state_dict(model.state_dict())
+    with accelmgr.Manager(model, DATA, **ONE) as manager:
+        for step in range(STEPS):
+            if step == 3:
+                manager.rebind()
+            loss = plain(torch.stack(DATA[step * SIZE : (step + 1) * SIZE])).item()
+            assert manager.step().loss == pytest.approx(loss, rel=1e-6), step
+            assert manager.statistics().steps == step + 1
