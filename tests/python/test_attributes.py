@@ -214,3 +214,23 @@ def test_a_state_goes_on_after_rebind():
             loss = plain(torch.stack(DATA[step * SIZE : (step + 1) * SIZE])).item()
             assert manager.step().loss == pytest.approx(loss, rel=1e-6), step
             assert manager.statistics().steps == step + 1
+
+
+def test_a_run_resumes_with_the_state(tmp_path):
+    """The model of the second run has none yet, and each runner has its own."""
+    plain = [Recurrent() for _ in range(2)]
+    options = {**ONE, "nprocs": 2, "checkpoint__directory": str(tmp_path)}
+    model = Recurrent()
+    for each in plain:
+        each.load_state_dict(model.state_dict())
+    batches = [torch.stack(DATA[2 * step * SIZE : 2 * (step + 1) * SIZE]) for step in range(STEPS)]
+    losses = [sum(each(batch[rank::2]).item() for rank, each in enumerate(plain)) / 2 for batch in batches]
+    with accelmgr.Manager(model, DATA, **options) as manager:
+        assert [manager.step().loss for _ in range(3)] == pytest.approx(losses[:3], rel=1e-6)
+        manager.save_checkpoint()
+        (written,) = manager.checkpoints_written(60)
+    again = Recurrent()
+    with accelmgr.Manager(again, DATA, checkpoint__resume=written.path, **options) as manager:
+        assert torch.equal(again.h, model.h)
+        assert [manager.step().loss for _ in range(STEPS - 3)] == pytest.approx(losses[3:], rel=1e-6)
+        assert manager.statistics().steps == STEPS

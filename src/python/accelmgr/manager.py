@@ -303,6 +303,9 @@ class Manager(Driver):
             _owners[self.model] = weakref.ref(self)
             if self._handle.resumed is not None:
                 self._resumed = self._handle.resumed
+                if self._delivery.makes_room_of(self._resumed.path, {name for name, _ in self._handle.buffer_shapes()}):
+                    self._end_processes()
+                    return self.start()
                 self.sync_buffers()
             if not self.model.training:
                 logger.warning(

@@ -21,7 +21,7 @@ from typing import Any, NoReturn, TypeGuard
 
 import torch
 
-from accelmgr._common.grown_buffers import Form, Forms
+from accelmgr._common.grown_buffers import DTYPES, Form, Forms
 from accelmgr._common.memory import dtype_name
 from accelmgr.errors import ModelError
 
@@ -35,6 +35,7 @@ ASSIGNED = 4
 """forward() has once put another tensor in its place: then the host does so, too, at each step."""
 MISSING = object()
 """The value of an attribute that a module does not have."""
+_KEPT_DTYPES = frozenset(getattr(torch, name, None) for name in DTYPES.values())
 LARGEST_BYTES = 1 << 24
 """Of an attribute: to copy larger ones in each step would take long, and the session would have several of each."""
 
@@ -45,7 +46,8 @@ def is_tensor(value: Any) -> TypeGuard[torch.Tensor]:
         type(value) is torch.Tensor
         and value.device.type == "cpu"
         and value.layout is torch.strided
-        and not (value.requires_grad or value.is_quantized or value.is_inference())
+        and value.dtype in _KEPT_DTYPES
+        and not (value.requires_grad or value.is_inference())
     )
 
 
@@ -58,6 +60,15 @@ def alike(one: Any, other: Any) -> TypeGuard[torch.Tensor]:
     if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
         return False
     return one.shape == other.shape and one.dtype == other.dtype
+
+
+def kept_attributes(model: torch.nn.Module, forms: Forms) -> Iterator[tuple[str, dict[str, Any], str]]:
+    """Of `forms`, what is no registered buffer: its name, the attributes of its module, its name there."""
+    modules = dict(model.named_modules(remove_duplicate=False)) if forms else {}
+    for name in sorted(forms):
+        prefix, _, key = name.rpartition(".")
+        if (module := modules.get(prefix)) is not None and key not in module._buffers:
+            yield name, module.__dict__, key
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -135,7 +146,7 @@ class Buffers:
         self._empty: list[tuple[str, dict[str, Any], str]] = []
         seen: dict[Any, torch.Tensor] = {}
         self.named: list[tuple[str, torch.Tensor]] = []
-        for name, owner, key in self._kept_attributes(grown or {}):
+        for name, owner, key in kept_attributes(model, grown or {}):
             self.non_persistent.append(name)
             self.named.append((name, self._add(name, owner, key, (grown or {})[name], is_attribute=True)))
         kept = len(self.places)
@@ -163,14 +174,6 @@ class Buffers:
                 self.originals.append(flags)
                 self.named.append((name, flags))
                 self.non_persistent.append(name)
-
-    def _kept_attributes(self, grown: Forms) -> Iterator[tuple[str, dict[str, Any], str]]:
-        """Of `grown`, what is no registered buffer: its name, the attributes of its module, its name there."""
-        modules = dict(self._model.named_modules(remove_duplicate=False)) if grown else {}
-        for name in sorted(grown):
-            prefix, _, key = name.rpartition(".")
-            if (module := modules.get(prefix)) is not None and key not in module._buffers:
-                yield name, module.__dict__, key
 
     @staticmethod
     def split(forms: torch.Tensor, kept: int) -> list[tuple[str, torch.Tensor]]:
@@ -242,7 +245,7 @@ class Buffers:
             for key, value in vars(module).items():
                 name = f"{prefix}.{key}" if prefix else key
                 if is_tensor(value) and value.numel() and name not in places and "." not in key:
-                    is_new = before.get(key) is not value or versions.get(key) != value._version
+                    is_new = versions.get(key) != value._version or before.get(key) is not value
                     if is_new and value.untyped_storage().data_ptr() not in own:
                         yield name, value
 

@@ -13,7 +13,9 @@ from typing import Any, Protocol
 import torch
 
 from accelmgr import _native
+from accelmgr._common import grown_buffers
 from accelmgr._common import torch_settings as _settings
+from accelmgr._common.buffers import FORMS, KEPT, kept_attributes
 from accelmgr._common.feed import Feed, is_of_thread
 from accelmgr._common.grown_buffers import Forms, GrownBuffers
 from accelmgr._common.long_elements import LongElements
@@ -121,6 +123,22 @@ class Delivery:
             "the manager starts again with room for what the first batch has given a shape: %s", ", ".join(needed)
         )
         self.grown = self.grown | needed
+        return True
+
+    def makes_room_of(self, checkpoint: str, present: set[str]) -> bool:
+        """Whether the next begin() makes room for attributes whose values are in the checkpoint that was resumed.
+
+        present: the buffers that the session has.
+        """
+        if self._model is None or self.record is None or FORMS not in present or KEPT in present:
+            return False
+        saved = grown_buffers.saved(checkpoint)
+        _, (count,) = saved.pop(KEPT, ("", (0,)))
+        missing = {name: form for name, form in saved.items() if name not in present}
+        found = {name: missing[name] for name, *_ in kept_attributes(self._model, missing)}
+        if not found or len(found) != count:
+            return False  # They are of another model.
+        self.grown = self.grown | found
         return True
 
     def release_values(self) -> None:
