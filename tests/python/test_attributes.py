@@ -172,20 +172,30 @@ class Cached(nn.Module):
         super().__init__()
         self.layer = nn.Linear(3, 1)
         self.large = large
+        self.shape = 0
         self.last: torch.Tensor | None = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.last = torch.ones(3 << 20, dtype=torch.float64) if self.large else x[: 1 + int(x[0, 0] > 0)]
+        self.last = torch.ones(3 << 20, dtype=torch.float64) if self.large else x[: self.shape or 1 + int(x[0, 0] > 0)]
         return self.layer(x).square().mean()
 
 
-def test_a_memory_of_the_last_batch_may_change_its_shape():
+def test_a_memory_of_the_last_batch_may_change_its_shape_and_its_loss_is_told(caplog):
     model = Cached()
     with accelmgr.Manager(model, DATA, **ONE) as manager:
         for step in range(STEPS):
+            if step == 4:
+                model.last = None
+                launching.kill(manager.statistics().runners[0].pid)
             assert manager.step().ok
             with torch.no_grad():
                 model(torch.ones(1 + step % 4, 3))  # As an evaluation does.
+        model.shape = 3
+        assert manager.step().ok
+        caplog.clear()
+        launching.kill(manager.statistics().runners[0].pid)
+        assert manager.step().ok
+    assert "without what that had in attribute 'last'" in caplog.text
 
 
 def test_what_is_too_large_is_not_kept_and_the_manager_starts_once(caplog):

@@ -261,6 +261,13 @@ class Changes:
         pairs = zip(tensors, self._tensors, versions, self._versions, strict=True)
         return {index for index, (now, was, one, other) in enumerate(pairs) if now is not was or one != other}
 
+    def not_kept(self) -> list[str]:
+        """Attributes whose values the last committed step could not keep."""
+        if not self._kept:
+            return []
+        forms = zip(self._forms, self._buffers.places, strict=False)
+        return [place.name for form, place in forms if form & KIND == OTHER]
+
     def written(self) -> set[str]:
         """Buffers that the host has changed, and that take() will send."""
         return {self._places[index][0].name for index in self._changed()}
@@ -313,8 +320,8 @@ class Changes:
                 stays = tensor is not None and not form & ASSIGNED and id(tensor) not in seen
                 stays = stays and (not place.is_attribute or self._buffers.is_stored(place, tensor))
                 new = tensor if stays else torch.empty(value.shape, dtype=value.dtype)
-                if new is not None and place.grows:
-                    Buffers.set(new, value)
+                if new is not None and place.grows and (kinds[index] == FIRST or new.shape != value.shape):
+                    Buffers.set(new, value)  # Otherwise the session has the values.
                 seen.add(id(new))
             place.owner[place.key] = self._tensors[index] = new
             self._versions[index] = _versions([new])[0]

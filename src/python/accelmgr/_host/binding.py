@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from typing import cast
 
 import torch
@@ -19,6 +20,8 @@ from accelmgr._host.master import Master, check_on_cpu
 from accelmgr._host.optimizers import check_kind
 from accelmgr._host.weights import Weights
 from accelmgr.errors import ModelError, UsageError
+
+logger = logging.getLogger("accelmgr")
 
 
 class Binding:
@@ -42,6 +45,8 @@ class Binding:
         self._model = model
         self._changes: Changes | None = None
         self._structure: Structure | None = None
+        self._not_kept: list[str] = []
+        self._replacements = 0
         self.master = Master(handle, keeps_zeros)
         if model is not None:
             self._structure = Structure(model)
@@ -157,6 +162,21 @@ class Binding:
         self.master.show(overwritten)
         if counted and self._changes is not None:
             self._changes.take_in()
+            self._tell_of_loss(self._changes.not_kept())
+
+    def _tell_of_loss(self, not_kept: list[str]) -> None:
+        """Warns if a runner was replaced while the session did not have what it had in attributes."""
+        before, self._not_kept = self._not_kept, not_kept
+        if not before and not not_kept:
+            return
+        count, self._replacements = self._replacements, self._handle.statistics().replacements
+        if before and self._replacements != count:
+            logger.warning(
+                "a runner has taken the place of another without what that had in attribute '%s' of the model: "
+                "forward() had given it another shape or type than in the first step, and only what has that shape is "
+                "kept. Losses differ from now on if the model reads it",
+                "', '".join(before),
+            )
 
     def buffers(self) -> dict[str, torch.Tensor]:
         """Copies of the buffers of the last committed step."""
