@@ -42,7 +42,7 @@ class Parts(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.part = Recurrent()
-        self.part.last = torch.zeros(SIZE, 3)
+        self.part.last = torch.ones(SIZE, 3)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         loss = self.part(x + self.part.last)
@@ -165,6 +165,30 @@ def test_runners_that_begin_anew_have_the_state_and_what_the_host_has_written(be
     compare(Recurrent(), between, refresh="always")
 
 
+class Large(nn.Module):
+    """The state has too many bytes to be compared, and a value at the start."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 1)
+        self.h = torch.ones(1 << 15)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        loss = self.layer(x).square().mean() * self.h.mean()
+        self.h = self.h * 0.9 + x.mean()
+        return loss
+
+
+def ones_at_times(model: Any, step: int) -> None:
+    if step % 3 == 2:
+        model.h = torch.ones(1 << 15)
+
+
+@pytest.mark.parametrize("refresh", ["auto", "always"])
+def test_a_large_state_has_its_values_and_those_of_the_host(refresh):
+    compare(Large(), ones_at_times, kill_before=(5,), refresh=refresh)
+
+
 class Cached(nn.Module):
     """Remembers its last batch, which nothing reads; its shape is that of the batch."""
 
@@ -214,6 +238,15 @@ def test_a_model_that_leaves_nothing_behind_starts_once(caplog):
     assert STARTS_AGAIN not in caplog.text
 
 
+class Deeper(nn.Module):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.model(x)
+
+
 def test_a_state_goes_on_after_rebind():
     model, plain = Recurrent(), Recurrent()
     plain.load_state_dict(model.state_dict())
@@ -221,6 +254,8 @@ def test_a_state_goes_on_after_rebind():
         for step in range(STEPS):
             if step == 3:
                 manager.rebind()
+            if step == 5:
+                manager.rebind(Deeper(model))  # Where the attribute has another name.
             loss = plain(torch.stack(DATA[step * SIZE : (step + 1) * SIZE])).item()
             assert manager.step().loss == pytest.approx(loss, rel=1e-6), step
             assert manager.statistics().steps == step + 1

@@ -402,7 +402,8 @@ class Manager(Driver):
 
         With the start method `fork` they are forks of this process as it is now, over the same session; otherwise
         model and dataset are pickled again, and this is rebind(). Position in the data, generators of the runners,
-        parameters, gradients and buffers go on. What forward() or the dataset has left in other objects is lost.
+        parameters, gradients and buffers go on, and tensors that forward() keeps in attributes of modules. What
+        forward() or the dataset has left in other objects is lost.
         Elements that were read ahead are read again.
         """
         if self._method != "fork":

@@ -191,7 +191,9 @@ class Buffers:
             first = tensor.detach().clone() if isinstance(tensor, torch.Tensor) else tensor
             original = torch.zeros(final[1], dtype=getattr(torch, final[0]))
             place = Place(name, owner, key, first, original, grows=True, apart=True, is_attribute=is_attribute)
-            place.seen = place.current
+            if (current := place.current) is not None and place.kind() == FINAL:
+                original.copy_(current.detach())
+            place.seen = current
             self.places.append(place)
         return self.places[-1].original
 

@@ -176,7 +176,7 @@ class Delivery:
         """From the next begin() on."""
         self._model = model
         self._factory = None
-        self.grown = {}
+        self.grown = {name: self.grown[name] for name, *_ in kept_attributes(model, self.grown)}
 
     def close(self) -> None:
         """Ends the payload. The feed stays: another start may need it."""
