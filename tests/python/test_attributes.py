@@ -142,7 +142,7 @@ def compare(
 
 @pytest.mark.parametrize("start_method", ["fork", "forkserver"])
 def test_a_state_is_reset_and_survives_its_runner(start_method):
-    compare(Recurrent(), none_at_times, kill_before=(4, 6), start_method=start_method)
+    compare(Parts(), none_at_times, kill_before=(4, 6), start_method=start_method)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_a_state_is_reset_and_survives_its_runner(start_method):
         (Recurrent, never),
         (lambda: Recurrent(has_state=False), zeros_at_times),
         (Parts, zeroed_at_times),
-        (Parts, none_at_times),
+        (Recurrent, none_at_times),
         (Baseline, number_at_times),
         (Normalized, evaluates),
     ],
@@ -184,9 +184,31 @@ def ones_at_times(model: Any, step: int) -> None:
         model.h = torch.ones(1 << 15)
 
 
-@pytest.mark.parametrize("refresh", ["auto", "always"])
-def test_a_large_state_has_its_values_and_those_of_the_host(refresh):
-    compare(Large(), ones_at_times, kill_before=(5,), refresh=refresh)
+@pytest.mark.parametrize(("refresh", "kill_before"), [("auto", (5,)), ("always", ())])
+def test_a_large_state_has_its_values_and_those_of_the_host(refresh, kill_before):
+    compare(Large(), ones_at_times, kill_before, refresh=refresh)
+
+
+class Counting(nn.Module):
+    """Counts in memory that all processes share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 1)
+        self.calls = torch.zeros(()).share_memory_()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return self.layer(x).square().mean()
+
+
+def test_shared_memory_stays_shared():
+    model = Counting()
+    with accelmgr.Manager(model, DATA, **ONE) as manager:
+        for step in range(4):
+            assert manager.step().ok
+            assert model.calls == step + 1
+        assert "calls" not in manager.buffers()
 
 
 class Cached(nn.Module):

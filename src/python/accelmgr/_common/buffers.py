@@ -71,6 +71,11 @@ def kept_attributes(model: torch.nn.Module, forms: Forms) -> Iterator[tuple[str,
             yield name, module.__dict__, key
 
 
+def _is_private(tensor: torch.Tensor) -> bool:
+    """Whether torch has allocated its memory for this process. Other memory may be the same in all processes."""
+    return tensor.untyped_storage().resizable() and not tensor.is_shared()  # type: ignore[no-untyped-call]
+
+
 def _same(one: Any, other: Any) -> bool:
     """Of values of attributes, which may be anything."""
     if isinstance(one, torch.Tensor):
@@ -248,7 +253,7 @@ class Buffers:
                 name = f"{prefix}.{key}" if prefix else key
                 if is_tensor(value) and value.numel() and name not in places and "." not in key:
                     is_new = versions.get(key) != value._version or before.get(key) is not value
-                    if is_new and value.untyped_storage().data_ptr() not in own:
+                    if is_new and value.untyped_storage().data_ptr() not in own and _is_private(value):
                         yield name, value
 
     def check_room(self) -> list[str]:
