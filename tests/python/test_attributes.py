@@ -50,6 +50,20 @@ class Parts(nn.Module):
         return loss
 
 
+class Pair(nn.Module):
+    """The state is a tuple."""
+
+    def __init__(self, initial: Any = None) -> None:
+        super().__init__()
+        self.cell = nn.LSTMCell(3, 5)
+        self.state = initial
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        state = self.cell(x, self.state)
+        self.state = tuple(each.detach() for each in state)
+        return state[0].square().mean()
+
+
 class Baseline(nn.Module):
     """The attribute is a number before it is a tensor."""
 
@@ -98,6 +112,15 @@ def zeroed_at_times(model: Any, step: int) -> None:
         model.part.last.zero_()
 
 
+def pairs_at_times(model: Any, step: int) -> None:
+    if step % 3 == 1:
+        model.state = None
+    elif step == 2:
+        model.state = (model.state[0], torch.ones(SIZE, 5))
+    elif step == 6:
+        model.state[1].zero_()
+
+
 def number_at_times(model: Any, step: int) -> None:
     if step % 3 == 0:
         model.baseline = 0.0
@@ -117,7 +140,7 @@ def attributes_of(model: nn.Module) -> dict[str, Any]:
         f"{path}.{name}": value
         for path, module in model.named_modules()
         for name, value in vars(module).items()
-        if isinstance(value, (torch.Tensor, float)) or value is None
+        if isinstance(value, (torch.Tensor, float, tuple)) or value is None
     }
 
 
@@ -152,12 +175,29 @@ def test_a_state_is_reset_and_survives_its_runner(start_method):
         (lambda: Recurrent(has_state=False), zeros_at_times),
         (Parts, zeroed_at_times),
         (Recurrent, none_at_times),
+        (Pair, never),
+        (lambda: Pair((torch.ones(SIZE, 5), torch.ones(SIZE, 5))), pairs_at_times),
         (Baseline, number_at_times),
         (Normalized, evaluates),
     ],
 )
 def test_what_is_kept_is_that_of_plain_pytorch(make, between):
     compare(make(), between, kill_before=(5,))
+
+
+def test_a_replacement_computes_the_same_bits():
+    torch.manual_seed(0)
+    made = Parts()
+    runs = []
+    for killed in (None, 4):
+        with accelmgr.Manager(copy.deepcopy(made), DATA, **ONE) as manager:
+            losses = []
+            for step in range(STEPS):
+                if step == killed:
+                    launching.kill(manager.statistics().runners[0].pid)
+                losses.append(manager.step().loss)
+        runs.append(losses)
+    assert runs[0] == runs[1]
 
 
 @pytest.mark.parametrize("between", [none_at_times, zeros_at_times])

@@ -5,24 +5,20 @@ A session has the values. Where runners compute on the CPU it has one more buffe
 which says whether it is a tensor of its first or its final shape or None, and whether forward() has assigned it; and
 one byte that is 1 from the first step on.
 
-There, attributes of modules that are no buffers are kept, too, if forward() assigns or writes tensors to them in the
-first step: the state of a recurrent network, a running mean. They have places as buffers have, and bytes in `<kept>`,
-so that a checkpoint can be resumed by a run that does not know of them yet. Whether forward() reads them again is not
-asked: code that runs cannot be seen to read, and the host may want to look at what it does not. So a mere memory of the
-last batch is kept as well, whose shape may change from batch to batch. That is no error. The attribute is then as if it
-were not kept until it has its shape again.
+Attributes that are kept there, too (kept_attributes.py), have places as buffers have, and such bytes in `<kept>`, so
+that a run that does not know of them yet can resume from a checkpoint.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NoReturn, TypeGuard
 
 import torch
 
-from accelmgr._common.grown_buffers import DTYPES, Form, Forms
-from accelmgr._common.memory import dtype_name
+from accelmgr._common.grown_buffers import Form, Forms, form_of
+from accelmgr._common.kept_attributes import LARGEST_BYTES, MISSING, Before, is_tensor, kept_attributes, same
 from accelmgr.errors import ModelError
 
 FORMS = "<forms>"
@@ -33,58 +29,12 @@ FIRST, FINAL, NONE, OTHER = range(4)
 KIND = 3
 ASSIGNED = 4
 """forward() has once put another tensor in its place: then the host does so, too, at each step."""
-MISSING = object()
-"""The value of an attribute that a module does not have."""
-_KEPT_DTYPES = frozenset(getattr(torch, name, None) for name in DTYPES.values())
-LARGEST_BYTES = 1 << 24
-"""Of an attribute: to copy larger ones in each step would take long, and the session would have several of each."""
-
-
-def is_tensor(value: Any) -> TypeGuard[torch.Tensor]:
-    """Whether an attribute can be kept while this is its value."""
-    return (
-        type(value) is torch.Tensor
-        and value.device.type == "cpu"
-        and value.layout is torch.strided
-        and value.dtype in _KEPT_DTYPES
-        and not (value.requires_grad or value.is_inference())
-    )
-
-
-def is_kept(value: Any, form: Form) -> bool:
-    """Whether the session says that this is the value of an attribute, kept in that form."""
-    return value is None or (is_tensor(value) and form_of(value) == form)
 
 
 def alike(one: Any, other: Any) -> TypeGuard[torch.Tensor]:
     if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
         return False
     return one.shape == other.shape and one.dtype == other.dtype
-
-
-def kept_attributes(model: torch.nn.Module, forms: Forms) -> Iterator[tuple[str, dict[str, Any], str]]:
-    """Of `forms`, what is no registered buffer: its name, the attributes of its module, its name there."""
-    modules = dict(model.named_modules(remove_duplicate=False)) if forms else {}
-    for name in sorted(forms):
-        prefix, _, key = name.rpartition(".")
-        if (module := modules.get(prefix)) is not None and key not in module._buffers:
-            yield name, module.__dict__, key
-
-
-def _is_private(tensor: torch.Tensor) -> bool:
-    """Whether torch has allocated its memory for this process. Other memory may be the same in all processes."""
-    return tensor.untyped_storage().resizable() and not tensor.is_shared()  # type: ignore[no-untyped-call]
-
-
-def _same(one: Any, other: Any) -> bool:
-    """Of values of attributes, which may be anything."""
-    if isinstance(one, torch.Tensor):
-        return is_tensor(one) and alike(one, other) and torch.equal(one, other)
-    return one is other or (type(one) is type(other) and isinstance(one, (bool, int, float, str)) and one == other)
-
-
-def form_of(tensor: torch.Tensor) -> Form:
-    return dtype_name(tensor.dtype), tuple(tensor.shape)
 
 
 def _text_of(tensor: torch.Tensor | None) -> str:
@@ -110,6 +60,11 @@ class Place:
     is_attribute: bool = False
 
     @property
+    def attribute(self) -> str:
+        """Its name, also if this is but an entry of it."""
+        return self.name.partition("(")[0]
+
+    @property
     def current(self) -> torch.Tensor | None:
         value = self.owner.get(self.key)
         return None if self.is_attribute and not is_tensor(value) else value
@@ -123,7 +78,7 @@ class Place:
             return FINAL if self.grows and alike(value, self.original) else FIRST
         if is_tensor(value) and alike(value, self.original):
             return FINAL
-        return FIRST if _same(value, self.first) else OTHER
+        return FIRST if same(value, self.first) else OTHER
 
     def put(self, value: Any) -> None:
         if value is MISSING:
@@ -145,7 +100,7 @@ class Buffers:
         self._model = model
         self._tell = tell
         self._began = False  # Steps were committed.
-        self._before: list[tuple[str, torch.nn.Module, dict[str, Any], dict[str, int]]] = []
+        self._before: Before | None = None
         self.places: list[Place] = []
         self.non_persistent: list[str] = []
         self._empty: list[tuple[str, dict[str, Any], str]] = []
@@ -227,42 +182,20 @@ class Buffers:
 
     def begin_attempt(self) -> None:
         self._began = self.forms is not None and self.forms[-1] == 1
-        self._before = []
+        self._before = None
 
     def begin_forward(self) -> None:
         """Notes the attributes of modules as they are before the first micro-batch of the first step."""
-        if self._began or self._before or self._tell is None or self.forms is None:
-            return
-        for prefix, module in self._model.named_modules():
-            attributes = dict(vars(module))
-            versions = {key: value._version for key, value in attributes.items() if is_tensor(value)}
-            self._before.append((prefix, module, attributes, versions))
-
-    def _left_behind(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Tensors that forward() has assigned or written to attributes of modules, which have no place yet."""
-        if not self._before:
-            return
-        places = {place.name for place in self.places}
-        own = {
-            tensor.untyped_storage().data_ptr()
-            for tensor in (*self._model.parameters(), *self._model.buffers())
-            if type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
-        }
-        for prefix, module, before, versions in self._before:
-            for key, value in vars(module).items():
-                name = f"{prefix}.{key}" if prefix else key
-                if is_tensor(value) and value.numel() and name not in places and "." not in key:
-                    is_new = versions.get(key) != value._version or before.get(key) is not value
-                    if is_new and value.untyped_storage().data_ptr() not in own and _is_private(value):
-                        yield name, value
+        if not self._began and self._before is None and self._tell is not None and self.forms is not None:
+            self._before = Before(self._model)
 
     def check_room(self) -> list[str]:
         """Raises ModelError if the first micro-batch has made tensors of buffers that were None, or of attributes,
         without room yet. Returns warnings of tensors that are left where they are."""
         if self._began or self._tell is None:
             return []
-        left = dict(self._left_behind())
-        self._before = []
+        left = self._before.left({place.name for place in self.places}) if self._before is not None else {}
+        self._before = None
         large = {name: tensor for name, tensor in left.items() if tensor.nbytes > LARGEST_BYTES}
         if kept := {name: form_of(tensor) for name, tensor in left.items() if name not in large}:
             name = next(iter(kept))
@@ -383,7 +316,7 @@ class Buffers:
     def held(self) -> list[str]:
         """The names of attributes whose values the session has."""
         forms = zip(self.forms or b"", self.places, strict=False)
-        return [place.name for form, place in forms if place.is_attribute and form & KIND in (FINAL, NONE)]
+        return [place.attribute for form, place in forms if place.is_attribute and form & KIND in (FINAL, NONE)]
 
     def kinds(self) -> bytes:
         """Of each buffer. Raises ModelError for one of another shape, if it is one of those that grow."""

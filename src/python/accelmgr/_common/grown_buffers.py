@@ -13,7 +13,10 @@ import pathlib
 import struct
 import weakref
 
+import torch
+
 from accelmgr._common.memfd import open_memfd
+from accelmgr._common.memory import dtype_name
 
 NAME = "accelmgr-grown"
 
@@ -31,6 +34,10 @@ DTYPES = {
     "C128": "complex128",
 }
 """By their names in safetensors files: what an attribute may have that is kept."""
+
+
+def form_of(tensor: torch.Tensor) -> Form:
+    return dtype_name(tensor.dtype), tuple(tensor.shape)
 
 
 class GrownBuffers:

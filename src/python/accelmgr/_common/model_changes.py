@@ -266,7 +266,7 @@ class Changes:
         if not self._kept:
             return []
         forms = zip(self._forms, self._buffers.places, strict=False)
-        return [place.name for form, place in forms if form & KIND == OTHER]
+        return sorted({place.attribute for form, place in forms if form & KIND == OTHER})
 
     def written(self) -> set[str]:
         """Buffers that the host has changed, and that take() will send."""

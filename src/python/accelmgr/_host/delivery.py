@@ -15,9 +15,10 @@ import torch
 from accelmgr import _native
 from accelmgr._common import grown_buffers
 from accelmgr._common import torch_settings as _settings
-from accelmgr._common.buffers import FORMS, KEPT, kept_attributes
+from accelmgr._common.buffers import FORMS, KEPT
 from accelmgr._common.feed import Feed, is_of_thread
 from accelmgr._common.grown_buffers import Forms, GrownBuffers
+from accelmgr._common.kept_attributes import kept_attributes
 from accelmgr._common.long_elements import LongElements
 from accelmgr._common.model_changes import module_places
 from accelmgr._common.placement import tensors_of

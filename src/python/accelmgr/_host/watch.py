@@ -25,8 +25,8 @@ from typing import Any
 import torch
 
 from accelmgr import _native
-from accelmgr._common.buffers import is_kept
 from accelmgr._common.grown_buffers import Forms
+from accelmgr._common.kept_attributes import are_kept
 
 OF_TENSORS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 IGNORED = frozenset({"training", "_compiled_call_impl"})
@@ -201,8 +201,7 @@ class Watch:
             self._snapshot.note(index)
 
     def _is_kept(self, path: str, name: str, value: Any) -> bool:
-        form = self._kept.get(f"{path}.{name}" if path else name)
-        return form is not None and is_kept(value, form)
+        return bool(self._kept) and are_kept(value, f"{path}.{name}" if path else name, self._kept)
 
     def _note_tensor(self, path: str, name: str, value: Any) -> None:
         self._tensors.pop((path, name), None)
