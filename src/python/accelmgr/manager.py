@@ -335,7 +335,7 @@ class Manager(Driver):
         if self._handle.statistics().steps != self._first_step or not self._delivery.makes_room():
             return False
         continuation = self._end_processes()
-        if self._first_step:  # After rebind().
+        if self._first_step:  # After rebind(), or resumed.
             self._continues = continuation
         self.start()
         return True

@@ -203,7 +203,7 @@ class Changes:
             if tensor is not None and tensor.is_quantized
         ]
         self.note()
-        self._kinds = bytes(map(KIND.__and__, self._forms[:-1]))
+        self._kinds = bytes(map(KIND.__and__, self._forms[:-1]))  # Those of the runners: the host may have set others.
         if written:
             named = zip((place.name for place, *_ in self._places), self._versions, strict=True)
             self._versions = [-1 if name in written else version for name, version in named]
