@@ -113,6 +113,8 @@ class Manager(Driver):
     Source: the class TPUManager of hivemind's examples; accelmgr.compat.tpu_manager has it under its own name.
     """
 
+    _first_step = 0  # How many steps there were before the processes that there are.
+
     def __init__(
         self,
         model: torch.nn.Module | Callable[[], torch.nn.Module] | str | None = None,
@@ -301,6 +303,9 @@ class Manager(Driver):
             _owners[self.model] = weakref.ref(self)
             if self._handle.resumed is not None:
                 self._resumed = self._handle.resumed
+                if self._delivery.makes_room_of(self._resumed.path, {name for name, _ in self._handle.buffer_shapes()}):
+                    self._end_processes()
+                    return self.start()
                 self.sync_buffers()
             if not self.model.training:
                 logger.warning(
@@ -308,6 +313,7 @@ class Manager(Driver):
                     "model.train() turns on dropout and batch statistics"
                 )
         self._continues = None
+        self._first_step = self._handle.statistics().steps
         self._method = method
         master = self._bound.master
         sharing.stay(self, [tensor for _, tensor in master.parameters + master.gradients])
@@ -325,10 +331,12 @@ class Manager(Driver):
         self._delivery.release_values()
 
     def _makes_room(self) -> bool:
-        """Starts again if runners need room for larger buffers. Nothing was trained yet."""
-        if not self._delivery.makes_room():
+        """Starts again if runners need room for larger buffers. These processes have trained nothing yet."""
+        if self._handle.statistics().steps != self._first_step or not self._delivery.makes_room():
             return False
-        self._end_processes()
+        continuation = self._end_processes()
+        if self._first_step:  # After rebind(), or resumed.
+            self._continues = continuation
         self.start()
         return True
 
@@ -394,8 +402,9 @@ class Manager(Driver):
 
         With the start method `fork` they are forks of this process as it is now, over the same session; otherwise
         model and dataset are pickled again, and this is rebind(). Position in the data, generators of the runners,
-        parameters, gradients and buffers go on. What forward() or the dataset has left in other objects is lost.
-        Elements that were read ahead (`prefetch`) stay as they are.
+        parameters, gradients and buffers go on, and tensors that forward() keeps in attributes of modules. What
+        forward() or the dataset has left in other objects is lost. Elements that were read ahead (`prefetch`) stay as
+        they are.
         """
         if self._method != "fork":
             return self.rebind()

@@ -4,6 +4,9 @@
 A session has the values. Where runners compute on the CPU it has one more buffer, `<forms>`: a byte for each buffer,
 which says whether it is a tensor of its first or its final shape or None, and whether forward() has assigned it; and
 one byte that is 1 from the first step on.
+
+Attributes that are kept there, too (kept_attributes.py), have places as buffers have, and such bytes in `<kept>`, so
+that a run that does not know of them yet can resume from a checkpoint.
 """
 
 from __future__ import annotations
@@ -14,24 +17,24 @@ from typing import Any, NoReturn, TypeGuard
 
 import torch
 
-from accelmgr._common.grown_buffers import Form, Forms
-from accelmgr._common.memory import dtype_name
+from accelmgr._common.grown_buffers import Form, Forms, form_of
+from accelmgr._common.kept_attributes import LARGEST_BYTES, MISSING, Before, is_tensor, kept_attributes, same
 from accelmgr.errors import ModelError
 
 FORMS = "<forms>"
-"""The name of a buffer that is none of the model's."""
-FIRST, FINAL, NONE = range(3)
+KEPT = "<kept>"
+"""Names of buffers that are none of the model's."""
+FIRST, FINAL, NONE, OTHER = range(4)
+"""OTHER, of attributes: something that the session does not have."""
 KIND = 3
 ASSIGNED = 4
 """forward() has once put another tensor in its place: then the host does so, too, at each step."""
 
 
-def alike(one: torch.Tensor | None, other: torch.Tensor | None) -> TypeGuard[torch.Tensor]:
-    return one is not None and other is not None and one.shape == other.shape and one.dtype == other.dtype
-
-
-def form_of(tensor: torch.Tensor) -> Form:
-    return dtype_name(tensor.dtype), tuple(tensor.shape)
+def alike(one: Any, other: Any) -> TypeGuard[torch.Tensor]:
+    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
+        return False
+    return one.shape == other.shape and one.dtype == other.dtype
 
 
 def _text_of(tensor: torch.Tensor | None) -> str:
@@ -45,8 +48,8 @@ class Place:
     name: str
     owner: dict[str, Any]
     key: str
-    first: torch.Tensor | None
-    """What the model had at the start. If it grows, with its values then."""
+    first: Any
+    """What the model had at the start. If it grows, with its values then. Of an attribute any value, or MISSING."""
     original: torch.Tensor
     """What the session reads and writes: `first` itself, or a tensor of the final shape if it grows."""
     grows: bool
@@ -54,17 +57,34 @@ class Place:
     """The model never has `original`: the buffer grows, or forward() has assigned one, whose memory is the model's."""
     seen: torch.Tensor | None = None
     """Of one apart: the tensor that the model had when it was last looked at."""
+    is_attribute: bool = False
+
+    @property
+    def attribute(self) -> str:
+        """Its name, also if this is but an entry of it."""
+        return self.name.partition("(")[0]
 
     @property
     def current(self) -> torch.Tensor | None:
-        return self.owner.get(self.key)
+        value = self.owner.get(self.key)
+        return None if self.is_attribute and not is_tensor(value) else value
 
     def kind(self) -> int:
-        """Of the current tensor."""
-        current = self.current
-        if current is None:
+        """Of the current value."""
+        value = self.owner.get(self.key, MISSING)
+        if value is None:
             return NONE
-        return FINAL if self.grows and alike(current, self.original) else FIRST
+        if not self.is_attribute:
+            return FINAL if self.grows and alike(value, self.original) else FIRST
+        if is_tensor(value) and alike(value, self.original):
+            return FINAL
+        return FIRST if same(value, self.first) else OTHER
+
+    def put(self, value: Any) -> None:
+        if value is MISSING:
+            self.owner.pop(self.key, None)
+        else:
+            self.owner[self.key] = value
 
 
 class Buffers:
@@ -77,13 +97,19 @@ class Buffers:
 
         tell: is called with such forms before an error says that there is no room for them.
         """
+        self._model = model
         self._tell = tell
         self._began = False  # Steps were committed.
+        self._before: Before | None = None
         self.places: list[Place] = []
         self.non_persistent: list[str] = []
         self._empty: list[tuple[str, dict[str, Any], str]] = []
         seen: dict[Any, torch.Tensor] = {}
         self.named: list[tuple[str, torch.Tensor]] = []
+        for name, owner, key in kept_attributes(model, grown or {}):
+            self.non_persistent.append(name)
+            self.named.append((name, self._add(name, owner, key, (grown or {})[name], is_attribute=True)))
+        kept = len(self.places)
         for prefix, module in model.named_modules(remove_duplicate=False):
             for key, tensor in module._buffers.items():
                 if tensor is not None and tensor.is_quantized:
@@ -102,22 +128,33 @@ class Buffers:
         self._first_forms = [(place.original.dtype, place.original.shape) for place in self.places]
         self.forms: bytearray | None = None
         """The content of `<forms>`."""
-        if grown is not None and (self.places or self._empty):
+        if grown is not None:
             self.forms = bytearray([*(place.kind() for place in self.places), 0])
-            flags = torch.frombuffer(self.forms, dtype=torch.uint8)
-            self.originals.append(flags)
-            self.named.append((FORMS, flags))
-            self.non_persistent.append(FORMS)
+            for name, flags in self.split(torch.frombuffer(self.forms, dtype=torch.uint8), kept):
+                self.originals.append(flags)
+                self.named.append((name, flags))
+                self.non_persistent.append(name)
 
-    def _add(self, name: str, owner: dict[str, Any], key: str, final: Form | None) -> torch.Tensor:
-        tensor: torch.Tensor | None = owner[key]
+    @staticmethod
+    def split(forms: torch.Tensor, kept: int) -> list[tuple[str, torch.Tensor]]:
+        """The content of `<forms>`, and of `<kept>` if there is one."""
+        return [(FORMS, forms[kept:])] + ([(KEPT, forms[:kept])] if kept else [])
+
+    def _add(
+        self, name: str, owner: dict[str, Any], key: str, final: Form | None, is_attribute: bool = False
+    ) -> torch.Tensor:
+        tensor = owner.get(key, MISSING)
         if final is None:
-            assert tensor is not None
+            assert isinstance(tensor, torch.Tensor)
             self.places.append(Place(name, owner, key, tensor, tensor, False))
         else:
-            first = None if tensor is None else tensor.detach().clone()
+            first = tensor.detach().clone() if isinstance(tensor, torch.Tensor) else tensor
             original = torch.zeros(final[1], dtype=getattr(torch, final[0]))
-            self.places.append(Place(name, owner, key, first, original, grows=True, apart=True, seen=tensor))
+            place = Place(name, owner, key, first, original, grows=True, apart=True, is_attribute=is_attribute)
+            if (current := place.current) is not None and place.kind() == FINAL:
+                original.copy_(current.detach())
+            place.seen = current
+            self.places.append(place)
         return self.places[-1].original
 
     def check_alike(self) -> None:
@@ -145,11 +182,24 @@ class Buffers:
 
     def begin_attempt(self) -> None:
         self._began = self.forms is not None and self.forms[-1] == 1
+        self._before = None
 
-    def check_room(self) -> None:
-        """Raises ModelError if the first micro-batch has made tensors of buffers that were None, without room yet."""
+    def begin_forward(self) -> None:
+        """Notes the attributes of modules as they are before the first micro-batch of the first step."""
+        if not self._began and self._before is None and self._tell is not None and self.forms is not None:
+            self._before = Before(self._model)
+
+    def check_room(self) -> list[str]:
+        """Raises ModelError if the first micro-batch has made tensors of buffers that were None, or of attributes,
+        without room yet. Returns warnings of tensors that are left where they are."""
         if self._began or self._tell is None:
-            return
+            return []
+        left = self._before.left({place.name for place in self.places}) if self._before is not None else {}
+        self._before = None
+        large = {name: tensor for name, tensor in left.items() if tensor.nbytes > LARGEST_BYTES}
+        if kept := {name: form_of(tensor) for name, tensor in left.items() if name not in large}:
+            name = next(iter(kept))
+            self._refuse(f"the model made {_text_of(left[name])} of its attribute '{name}'", kept)
         found = {name: tensor for name, owner, key in self._empty if (tensor := owner.get(key)) is not None}
         kept = {
             name: form_of(tensor)
@@ -158,6 +208,12 @@ class Buffers:
         }
         if kept:
             self._refuse(f"the model made {_text_of(found[next(iter(kept))])} of its buffer '{next(iter(kept))}'", kept)
+        return [
+            f"attribute '{name}' of the model, {_text_of(tensor)}, is too large to be kept: the host does not get what "
+            "forward() assigns, and a runner that takes the place of another begins without it. If the model reads it "
+            "in the next step, register it as a buffer"
+            for name, tensor in large.items()
+        ]
 
     def settle(self) -> None:
         """Brings the values of tensors that were assigned to a buffer's name to where the session reads them.
@@ -199,6 +255,12 @@ class Buffers:
 
     def _settle(self, number: int, place: Place) -> None:
         current = place.current
+        if place.is_attribute:
+            if (kind := place.kind()) == FINAL and current is not None:
+                place.original.copy_(current)
+            self._set_form(number, kind, current is not place.seen)
+            place.seen = current
+            return
         if alike(current, place.original):
             place.original.copy_(current.detach())
         elif current is not None and not (place.grows and alike(current, place.first)):
@@ -221,10 +283,15 @@ class Buffers:
             current = place.current
             if kind == NONE:
                 place.owner[place.key] = None
-            elif place.apart:
+            elif place.apart and kind != OTHER:
                 value = place.first if place.grows and kind == FIRST else place.original
-                assert value is not None
-                if current is None or form & ASSIGNED:  # Other parts of the model may have the former tensor.
+                if not isinstance(value, torch.Tensor):
+                    place.put(value)
+                elif (
+                    current is None
+                    or form & ASSIGNED  # Other parts of the model may have the former tensor.
+                    or (place.is_attribute and not alike(current, value))
+                ):
                     place.owner[place.key] = value.clone()
                 else:
                     self.set(current, value)
@@ -242,13 +309,20 @@ class Buffers:
 
     def is_stored(self, place: Place, tensor: torch.Tensor) -> bool:
         """Whether the session has its values: not of a non-persistent one, or of one that grows, of another shape."""
+        if place.is_attribute:
+            return is_tensor(tensor) and alike(tensor, place.original)
         return alike(tensor, place.original) or not (place.grows or place.name in self.non_persistent)
+
+    def held(self) -> list[str]:
+        """The names of attributes whose values the session has."""
+        forms = zip(self.forms or b"", self.places, strict=False)
+        return [place.attribute for form, place in forms if place.is_attribute and form & KIND in (FINAL, NONE)]
 
     def kinds(self) -> bytes:
         """Of each buffer. Raises ModelError for one of another shape, if it is one of those that grow."""
         for place in self.places:
             current, first = place.current, place.first
-            if not place.grows or current is None or alike(current, place.original):
+            if not place.grows or place.is_attribute or current is None or alike(current, place.original):
                 continue
             if first is None or not alike(current, first) or not torch.equal(current, first):
                 raise ModelError(

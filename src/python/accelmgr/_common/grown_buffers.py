@@ -1,14 +1,22 @@
 # Runs in: the host, which reads; runners, which write.
-"""Dtypes and shapes that the first micro-batch gives to buffers. Runners write them into a memfd of the host, which
-starts again with room for them: an error's text may be cut, so it is for people alone."""
+"""Dtypes and shapes that the first micro-batch gives to buffers, and to attributes that are kept as buffers are.
+
+Runners write them into a memfd of the host, which starts again with room for them: an error's text may be cut, so it is
+for people alone. A run that resumes finds them in the checkpoint.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import pathlib
+import struct
 import weakref
 
+import torch
+
 from accelmgr._common.memfd import open_memfd
+from accelmgr._common.memory import dtype_name
 
 NAME = "accelmgr-grown"
 
@@ -16,6 +24,20 @@ Form = tuple[str, tuple[int, ...]]
 """A dtype's name, and a shape."""
 Forms = dict[str, Form]
 """By the name of the buffer."""
+
+DTYPES = {
+    **{f"{kind}{bits}": f"{name}{bits}" for kind, name in (("I", "int"), ("U", "uint")) for bits in (8, 16, 32, 64)},
+    **{f"F{bits}": f"float{bits}" for bits in (16, 32, 64)},
+    "BF16": "bfloat16",
+    "BOOL": "bool",
+    "C64": "complex64",
+    "C128": "complex128",
+}
+"""By their names in safetensors files: what an attribute may have that is kept."""
+
+
+def form_of(tensor: torch.Tensor) -> Form:
+    return dtype_name(tensor.dtype), tuple(tensor.shape)
 
 
 class GrownBuffers:
@@ -49,3 +71,16 @@ def tell(address: str, forms: Forms) -> None:
         os.write(file, json.dumps(forms).encode() + b"\n")
     finally:
         os.close(file)
+
+
+def saved(checkpoint: str) -> Forms:
+    """What a checkpoint has of the buffers of rank 0."""
+    prefix = "rank0/buffers/"
+    with (pathlib.Path(checkpoint) / "training.safetensors").open("rb") as file:
+        (size,) = struct.unpack("<Q", file.read(8))
+        header = json.loads(file.read(size))
+    return {
+        name.removeprefix(prefix): (DTYPES[entry["dtype"]], tuple(entry["shape"]))
+        for name, entry in header.items()
+        if name.startswith(prefix) and entry["dtype"] in DTYPES
+    }

@@ -17,7 +17,7 @@ import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from accelmgr import _native
-from accelmgr._common.buffers import ASSIGNED, FIRST, FORMS, KIND, NONE, Buffers
+from accelmgr._common.buffers import ASSIGNED, FIRST, FORMS, KIND, NONE, OTHER, Buffers
 from accelmgr._common.grown_buffers import Forms
 from accelmgr._common.memory import named_tensors
 from accelmgr._common.record import Record
@@ -154,11 +154,13 @@ class Structure:
                 parameter.requires_grad_(bool(on))
 
 
-def _versions(tensors: list[torch.Tensor | None]) -> list[int]:
+def _versions(values: list[Any]) -> list[int]:
+    """Of buffers, and of what attributes of modules may be."""
     try:
-        return list(map(_version, tensors))
+        return list(map(_version, values))
     except (AttributeError, RuntimeError):  # None, and tensors of inference mode, have none.
-        return [0 if tensor is None or tensor.is_inference() else tensor._version for tensor in tensors]
+        tensors = [isinstance(value, torch.Tensor) and not value.is_inference() for value in values]
+        return [value._version if has else 0 for value, has in zip(values, tensors, strict=True)]
 
 
 class Changes:
@@ -169,8 +171,15 @@ class Changes:
     """
 
     def __init__(
-        self, model: torch.nn.Module, structure: Structure, record: Record, grown: Forms, handle: _native.Handle
+        self,
+        model: torch.nn.Module,
+        structure: Structure,
+        record: Record,
+        grown: Forms,
+        handle: _native.Handle,
+        written: set[str] | None = None,
     ) -> None:
+        """written: buffers that the host has changed since the last step, and has sent to no runner."""
         self._structure = structure
         self._handle = handle
         numbers = {name: (number, shape) for number, (name, shape) in enumerate(handle.buffer_shapes())}
@@ -179,9 +188,12 @@ class Changes:
         self._places = [(place, *numbers[place.name]) for place in self._buffers.places]
         self._forms = bytearray(len(self._places) + 1)
         """The content of `<forms>` that the last committed step has left."""
+        self._kept = sum(place.is_attribute for place, *_ in self._places)
         self._forms_target = [0] * len(numbers)
         if FORMS in numbers:
-            self._forms_target[numbers[FORMS][0]] = torch.frombuffer(self._forms, dtype=torch.uint8).data_ptr()
+            for name, flags in Buffers.split(torch.frombuffer(self._forms, dtype=torch.uint8), self._kept):
+                self._forms_target[numbers[name][0]] = flags.data_ptr()
+        self._versions: list[int] = []
         self._modes = b""  # So that the first step sends them.
         self._quantized = [
             (f"{prefix}.{key}" if prefix else key, owner, key, tensor, tensor._version)
@@ -191,8 +203,12 @@ class Changes:
             if tensor is not None and tensor.is_quantized
         ]
         self.note()
+        self._kinds = bytes(map(KIND.__and__, self._forms[:-1]))  # Those of the runners: the host may have set others.
+        if written:
+            named = zip((place.name for place, *_ in self._places), self._versions, strict=True)
+            self._versions = [-1 if name in written else version for name, version in named]
 
-    def _present(self) -> list[torch.Tensor | None]:
+    def _present(self) -> list[Any]:
         return [place.owner.get(place.key) for place in self._buffers.places]
 
     def note(self) -> None:
@@ -245,6 +261,17 @@ class Changes:
         pairs = zip(tensors, self._tensors, versions, self._versions, strict=True)
         return {index for index, (now, was, one, other) in enumerate(pairs) if now is not was or one != other}
 
+    def not_kept(self) -> list[str]:
+        """Attributes whose values the last committed step could not keep."""
+        if not self._kept:
+            return []
+        forms = zip(self._forms, self._buffers.places, strict=False)
+        return sorted({place.attribute for form, place in forms if form & KIND == OTHER})
+
+    def written(self) -> set[str]:
+        """Buffers that the host has changed, and that take() will send."""
+        return {self._places[index][0].name for index in self._changed()}
+
     def take_in(self) -> None:
         """Gives the buffers that the host has not changed the values of the last committed step."""
         changed = self._changed()
@@ -279,14 +306,22 @@ class Changes:
         ):
             if index in changed:
                 continue
+            if place.is_attribute and kinds[index] in (FIRST, OTHER):
+                if kinds[index] == FIRST and place.kind() != FIRST:
+                    first = place.first
+                    place.put(first.clone() if isinstance(first, torch.Tensor) else first)
+                self._tensors[index] = place.owner.get(place.key)
+                self._versions[index] = _versions([self._tensors[index]])[0]
+                continue
             value = place.first if place.grows and kinds[index] == FIRST else place.original
             new: torch.Tensor | None = None
             if kinds[index] != NONE and value is not None:
                 # Two buffers are one tensor of the host after `model.a = model.b`.
                 stays = tensor is not None and not form & ASSIGNED and id(tensor) not in seen
+                stays = stays and (not place.is_attribute or self._buffers.is_stored(place, tensor))
                 new = tensor if stays else torch.empty(value.shape, dtype=value.dtype)
-                if new is not None and place.grows:
-                    Buffers.set(new, value)
+                if new is not None and place.grows and (kinds[index] == FIRST or new.shape != value.shape):
+                    Buffers.set(new, value)  # Otherwise the session has the values.
                 seen.add(id(new))
             place.owner[place.key] = self._tensors[index] = new
             self._versions[index] = _versions([new])[0]
@@ -320,7 +355,7 @@ class Changes:
                 if everything or index in changed or number in differing:
                     told.append((place.name, tensor))
             if kinds != self._kinds:
-                told.append((FORMS, self._forms_with(kinds)))
+                told += Buffers.split(self._forms_with(kinds), self._kept)
         if (modes := self._present_modes()) != self._modes:
             told.append((MODES, torch.frombuffer(bytearray(modes), dtype=torch.uint8)))
         return told

@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import copy
+import logging
 from typing import cast
 
 import torch
 
 from accelmgr import _native
 from accelmgr._common import memory
-from accelmgr._common.buffers import FORMS
+from accelmgr._common.buffers import FORMS, KEPT
 from accelmgr._common.grown_buffers import Forms
 from accelmgr._common.model_changes import Changes, Structure, leaves_of, named_leaves
 from accelmgr._common.placement import private_copies
@@ -19,6 +20,8 @@ from accelmgr._host.master import Master, check_on_cpu
 from accelmgr._host.optimizers import check_kind
 from accelmgr._host.weights import Weights
 from accelmgr.errors import ModelError, UsageError
+
+logger = logging.getLogger("accelmgr")
 
 
 class Binding:
@@ -42,6 +45,8 @@ class Binding:
         self._model = model
         self._changes: Changes | None = None
         self._structure: Structure | None = None
+        self._not_kept: list[str] = []
+        self._replacements = 0
         self.master = Master(handle, keeps_zeros)
         if model is not None:
             self._structure = Structure(model)
@@ -80,8 +85,9 @@ class Binding:
     def begin_again(self) -> None:
         """Processes begin that know the modules that the model has now."""
         if self._model is not None and self._structure is not None and self._record is not None:
+            written = self._changes.written() if self._changes is not None else set()
             self._structure = Structure(self._model, self._structure.places)
-            self._changes = Changes(self._model, self._structure, self._record, self._grown, self._handle)
+            self._changes = Changes(self._model, self._structure, self._record, self._grown, self._handle, written)
 
     def check_buffers(self) -> None:
         """Raises ModelError if the model has other buffers than the session."""
@@ -156,11 +162,27 @@ class Binding:
         self.master.show(overwritten)
         if counted and self._changes is not None:
             self._changes.take_in()
+            self._tell_of_loss(self._changes.not_kept())
+
+    def _tell_of_loss(self, not_kept: list[str]) -> None:
+        """Warns if a runner was replaced while the session did not have what it had in attributes."""
+        before, self._not_kept = self._not_kept, not_kept
+        if not before and not not_kept:
+            return
+        count, self._replacements = self._replacements, self._handle.statistics().replacements
+        if before and self._replacements != count:
+            logger.warning(
+                "a runner has taken the place of another without what that had in attribute '%s' of the model: "
+                "forward() had given it another shape or type than in the first step, and only what has that shape is "
+                "kept. Losses differ from now on if the model reads it",
+                "', '".join(before),
+            )
 
     def buffers(self) -> dict[str, torch.Tensor]:
         """Copies of the buffers of the last committed step."""
         buffers = dict(memory.named_tensors(self._handle.buffers()))
-        buffers.pop(FORMS, None)
+        for name in (FORMS, KEPT):
+            buffers.pop(name, None)
         return buffers
 
     def sync_buffers(self) -> None:

@@ -13,9 +13,12 @@ from typing import Any, Protocol
 import torch
 
 from accelmgr import _native
+from accelmgr._common import grown_buffers
 from accelmgr._common import torch_settings as _settings
+from accelmgr._common.buffers import FORMS, KEPT
 from accelmgr._common.feed import Feed, is_of_thread
 from accelmgr._common.grown_buffers import Forms, GrownBuffers
+from accelmgr._common.kept_attributes import kept_attributes
 from accelmgr._common.loaders import LoaderElements
 from accelmgr._common.long_elements import LongElements
 from accelmgr._common.model_changes import module_places
@@ -69,7 +72,7 @@ class Delivery:
         self._long: LongElements | None = None
         self.record: Record | None = None
         self.grown: Forms = {}
-        """Of buffers that the first micro-batch makes larger."""
+        """Of buffers that the first micro-batch makes larger, and of attributes that are kept with them."""
         self._needed: GrownBuffers | None = None
         self.feed: Feed | None = None
 
@@ -118,8 +121,26 @@ class Delivery:
         needed = self._needed.read() if self._needed is not None else {}
         if needed.items() <= self.grown.items():
             return False
-        logger.info("the first batch gives buffers other shapes (%s); the manager starts again", ", ".join(needed))
+        logger.info(
+            "the manager starts again with room for what the first batch has given a shape: %s", ", ".join(needed)
+        )
         self.grown = self.grown | needed
+        return True
+
+    def makes_room_of(self, checkpoint: str, present: set[str]) -> bool:
+        """Whether the next begin() makes room for attributes whose values are in the checkpoint that was resumed.
+
+        present: the buffers that the session has.
+        """
+        if self._model is None or self.record is None or FORMS not in present or KEPT in present:
+            return False
+        saved = grown_buffers.saved(checkpoint)
+        _, (count,) = saved.pop(KEPT, ("", (0,)))
+        missing = {name: form for name, form in saved.items() if name not in present}
+        found = {name: missing[name] for name, *_ in kept_attributes(self._model, missing)}
+        if not found or len(found) != count:
+            return False  # They are of another model.
+        self.grown = self.grown | found
         return True
 
     def release_values(self) -> None:
@@ -140,7 +161,7 @@ class Delivery:
         fixed = self._dataset.parts if isinstance(self._dataset, LoaderElements) and self.feed is None else {}
         if self.record is None and self._dataset is None:
             return None
-        return Following(self._model, others, fixed, self.record, isinstance(self._payload, ForkedModel))
+        return Following(self._model, others, fixed, self.record, self.grown, isinstance(self._payload, ForkedModel))
 
     def leave(self, consumed: int) -> None:
         """The processes have ended; others will go on from element `consumed`."""
@@ -158,7 +179,7 @@ class Delivery:
         """From the next begin() on."""
         self._model = model
         self._factory = None
-        self.grown = {}
+        self.grown = {name: self.grown[name] for name, *_ in kept_attributes(model, self.grown)}
 
     def close(self) -> None:
         """Ends the payload. The feed stays: another start may need it."""

@@ -51,7 +51,7 @@ class Driver:
         return False
 
     def _makes_room(self) -> bool:
-        """Whether the session was made again, with room for buffers that the first micro-batch has made larger."""
+        """Whether the session was made again, with room for what the first micro-batch has made larger or new."""
         return False
 
     def _waiting(self) -> contextlib.AbstractContextManager[None]:
@@ -89,7 +89,7 @@ class Driver:
         result = self._step_once(timeout, accumulate, parameters_changed, repeat)
         if self._begins_again(result):
             result = self._step_once(timeout, accumulate, parameters_changed, repeat)
-        if result.step == 0 and not result.counted and self._makes_room():
+        if not result.counted and self._makes_room():
             return Driver.step(self, timeout, accumulate, parameters_changed, repeat)
         return result
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from accelmgr._common import torch_settings
+from accelmgr._common.grown_buffers import Forms
 from accelmgr._common.record import Record
 from accelmgr._host.watch import Watch
 from accelmgr.errors import DataError
@@ -33,16 +34,18 @@ class Following:
         others: dict[str, Any],
         fixed: dict[str, Any],
         record: Record | None,
+        kept: Forms,
         forks: bool,
     ) -> None:
         """others: the dataset, and functions that runners call, by name. fixed: what must not change: parts of a
-        DataLoader, which is iterated from its beginning. record: None if there is no model.
+        DataLoader, which is iterated from its beginning. record: None if there is no model. kept: see Watch.
         forks: others are to begin for what a record cannot say, and not only if there is no other way.
         """
         self._model = model
         self._others = others
-        self._fixed = Watch(None, fixed)
+        self._fixed = Watch(None, fixed, {})
         self._record = record
+        self._kept = kept
         self._forks = forks
         self._looked = self._between = 0.0
         self._looks = self._renewals = 0
@@ -55,7 +58,7 @@ class Following:
         self._settings = torch_settings.current()
         if self._record is not None:
             self._record.clear()
-        self._watch = Watch(self._model, self._others)
+        self._watch = Watch(self._model, self._others, self._kept)
 
     def look(self) -> str:
         """Publishes what a record can say. Returns what else has changed, in words; empty if nothing has.

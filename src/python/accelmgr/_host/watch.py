@@ -25,6 +25,8 @@ from typing import Any
 import torch
 
 from accelmgr import _native
+from accelmgr._common.grown_buffers import Forms
+from accelmgr._common.kept_attributes import are_kept
 from accelmgr._common.model_changes import named_leaves
 
 OF_TENSORS = ("_backward_hooks", "_post_accumulate_grad_hooks")
@@ -129,8 +131,10 @@ class Found:
 
 
 class Watch:
-    def __init__(self, model: torch.nn.Module | None, others: dict[str, Any]) -> None:
-        """others: dataset, collate_fn and the like, by name."""
+    def __init__(self, model: torch.nn.Module | None, others: dict[str, Any], kept: Forms | None = None) -> None:
+        """others: dataset, collate_fn and the like, by name. kept: attributes of modules that are told as buffers are,
+        while they have this form."""
+        self._kept = kept or {}
         self._snapshot = _native.Snapshot()
         self._what: list[str] = []
         """Of each entry of the snapshot."""
@@ -186,7 +190,9 @@ class Watch:
             is_there = name in before and name in now
             if name in IGNORED or (is_there and before[name] is now[name]):
                 continue
-            if name in now and is_simple(now[name]) and is_simple(before.get(name)):
+            if name in now and self._is_kept(path, name, now[name]):
+                self._tensors.pop((path, name), None)
+            elif name in now and is_simple(now[name]) and is_simple(before.get(name)):
                 if not isinstance(now[name], torch.Tensor) and is_there and _equal(before[name], now[name]):
                     continue
                 found.attributes[path, name] = now[name]
@@ -196,8 +202,13 @@ class Watch:
         if len(found.others) == others:  # Otherwise runners do not know it yet.
             self._snapshot.note(index)
 
+    def _is_kept(self, path: str, name: str, value: Any) -> bool:
+        return bool(self._kept) and are_kept(value, f"{path}.{name}" if path else name, self._kept)
+
     def _note_tensor(self, path: str, name: str, value: Any) -> None:
         self._tensors.pop((path, name), None)
+        if self._is_kept(path, name, value):
+            return
         if isinstance(value, torch.Tensor) and id(value) not in self._known:
             self._tensors[path, name] = value, _version_of(value)
 

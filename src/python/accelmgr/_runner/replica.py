@@ -192,14 +192,16 @@ class Changes:
         self.places = places
         self._model = model
 
-    def make(self, place: bytes) -> None:
-        """Those of the publication at `place`."""
+    def make(self, place: bytes, held: list[str]) -> None:
+        """Those of the publication at `place`. held: attributes that have later values, which came as buffers do."""
         modules = dict(self._model.named_modules())
         for (kind, *where), value in self._reader.changes(place):
             if kind == "setting":
                 torch_settings.apply({where[0]: value})
                 continue
             path, name = where
+            if (f"{path}.{name}" if path else name) in held:
+                continue
             attributes: dict[str, Any] = modules[path].__dict__
             before = attributes.get(name)
             if type(value) is not type(before) or not _written_in_place(before, value):
@@ -323,6 +325,7 @@ class Replica:
     def run(self, fields: list[Field], divisor: float) -> None:
         assert self._gradients is not None
         self._follow()
+        self._buffers.begin_forward()
         self._gradients.begin_micro_batch()
         loss, scalars = self._loss(self._inputs(fields), divisor)
         self._note(loss, scalars, divisor)
@@ -335,7 +338,7 @@ class Replica:
         if self._modes != self._followed:
             modes = bytes(self._modes)
             if self._changes is not None and modes[: PLACE.size] != self._followed[: PLACE.size]:
-                self._changes.make(modes[: PLACE.size])
+                self._changes.make(modes[: PLACE.size], self._buffers.held())
             self._structure.follow(modes[PLACE.size :], self._followed[PLACE.size :])
             self._followed = modes
             self._outside.changed()
@@ -415,7 +418,8 @@ class Replica:
         if self._gradients is not None:
             self._gradients.rest()
         self._check()
-        self._buffers.check_room()
+        for text in self._buffers.check_room():
+            self._warn(text)
         return self._totals()
 
     def _totals(self) -> tuple[float, list[tuple[str, float]]]:

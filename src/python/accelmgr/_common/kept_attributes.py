@@ -1,0 +1,157 @@
+# Runs in: the host and runners.
+"""Attributes of modules that are kept as buffers are: the state of a recurrent network, a running mean.
+
+They are those to which forward() assigns or writes a tensor in the first step, or a tuple of tensors. Each tensor of a
+tuple has a place of its own (`state(0)`). Whether forward() reads them again is not asked: that cannot be seen, and the
+host may want to look at what forward() does not. So a memory of the last batch is kept as well, whose shape may change
+from batch to batch. That is no error: the attribute is as if it were not kept until it has its shape again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, TypeGuard
+
+import torch
+
+from accelmgr._common.grown_buffers import DTYPES, Form, Forms, form_of
+
+MISSING = object()
+"""The value of an attribute that a module does not have."""
+_KEPT_DTYPES = frozenset(getattr(torch, name, None) for name in DTYPES.values())
+LARGEST_BYTES = 1 << 24
+"""Of a tensor: to copy larger ones in each step would take long, and the session would have several of each."""
+
+
+def is_tensor(value: Any) -> TypeGuard[torch.Tensor]:
+    """Whether an attribute can be kept while this is its value."""
+    return (
+        type(value) is torch.Tensor
+        and value.device.type == "cpu"
+        and value.layout is torch.strided
+        and value.dtype in _KEPT_DTYPES
+        and not (value.requires_grad or value.is_inference())
+    )
+
+
+def is_kept(value: Any, form: Form) -> bool:
+    """Whether the session says that this is the value of an attribute, kept in that form."""
+    return value is None or (is_tensor(value) and form_of(value) == form)
+
+
+def are_kept(value: Any, name: str, forms: Forms) -> bool:
+    """is_kept() for an attribute of that name, or for the tensors of a tuple."""
+    if name in forms:
+        return is_kept(value, forms[name])
+    if f"{name}(0)" not in forms:
+        return False
+    if type(value) is not tuple:
+        return value is None
+    names = [f"{name}({index})" for index in range(len(value))]
+    whole = f"{name}({len(value)})" not in forms
+    return whole and all(
+        one is not None and each in forms and is_kept(one, forms[each]) for one, each in zip(value, names, strict=True)
+    )
+
+
+class Entries(dict[str, Any]):
+    """The tensors of a tuple that is an attribute of a module, as if each were an attribute: "0", "1".
+
+    If the attribute is anything else, each is that.
+    """
+
+    def __init__(self, attributes: dict[str, Any], name: str, count: int) -> None:
+        super().__init__()
+        self._attributes = attributes
+        self._name = name
+        self._count = count
+
+    def get(self, key: str, default: Any = None) -> Any:
+        value = self._attributes.get(self._name, default)
+        whole = type(value) is tuple and len(value) == self._count
+        return value[int(key)] if whole and all(isinstance(each, torch.Tensor) for each in value) else value
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        if isinstance(value, torch.Tensor):
+            found: Any = self._attributes.get(self._name)
+            entries: list[Any] = [None] * self._count
+            if type(found) is tuple and len(found) == self._count:
+                entries = list(found)
+            if entries[int(key)] is value:
+                return
+            entries[int(key)] = value
+            value = tuple(entries)
+        self._attributes[self._name] = value
+
+    def pop(self, key: str, default: Any = None) -> Any:
+        return self._attributes.pop(self._name, default)
+
+
+def kept_attributes(model: torch.nn.Module, forms: Forms) -> Iterator[tuple[str, dict[str, Any], str]]:
+    """Of `forms`, what is no registered buffer: its name, the attributes of its module, its name there."""
+    modules = dict(model.named_modules(remove_duplicate=False)) if forms else {}
+    for name in sorted(forms):
+        prefix, _, key = name.rpartition(".")
+        if (module := modules.get(prefix)) is None or key in module._buffers:
+            continue
+        attribute, is_entry, index = key.partition("(")
+        if is_entry:
+            count = sum(other.startswith(name.removesuffix(index)) for other in forms)
+            yield name, Entries(module.__dict__, attribute, count), index.rstrip(")")
+        else:
+            yield name, module.__dict__, key
+
+
+def _tensors_of(value: Any) -> list[torch.Tensor]:
+    """What can be kept of an attribute: itself, or the tensors of a tuple of tensors."""
+    values = value if type(value) is tuple else (value,)
+    return list(values) if all(is_tensor(one) and one.numel() for one in values) else []
+
+
+def _is_private(tensor: torch.Tensor) -> bool:
+    """Whether torch has allocated its memory for this process. Other memory may be the same in all processes."""
+    return tensor.untyped_storage().resizable() and not tensor.is_shared()  # type: ignore[no-untyped-call]
+
+
+def same(one: Any, other: Any) -> bool:
+    """Of values of attributes, which may be anything."""
+    if isinstance(one, torch.Tensor):
+        alike = is_tensor(one) and isinstance(other, torch.Tensor) and form_of(one) == form_of(other)
+        return alike and torch.equal(one, other)
+    return one is other or (type(one) is type(other) and isinstance(one, (bool, int, float, str)) and one == other)
+
+
+class Before:
+    """The attributes of the modules of a model before the first micro-batch."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._model = model
+        self._modules = [(prefix, module, dict(vars(module))) for prefix, module in model.named_modules()]
+        self._versions = [
+            {name: [one._version for one in _tensors_of(value)] for name, value in attributes.items()}
+            for _, _, attributes in self._modules
+        ]
+
+    def left(self, places: set[str]) -> dict[str, torch.Tensor]:
+        """Tensors that forward() has assigned or written to attributes since. places: what is kept already."""
+        of_model = {
+            tensor.untyped_storage().data_ptr()
+            for tensor in (*self._model.parameters(), *self._model.buffers())
+            if type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
+        }
+        found: dict[str, torch.Tensor] = {}
+        for (prefix, module, before), versions in zip(self._modules, self._versions, strict=True):
+            for key, value in vars(module).items():
+                tensors = _tensors_of(value)
+                if before.get(key) is value and versions.get(key, []) == [one._version for one in tensors]:
+                    continue
+                if "." in key or "(" in key or any(one.untyped_storage().data_ptr() in of_model for one in tensors):
+                    continue
+                if not all(map(_is_private, tensors)):
+                    continue
+                name = f"{prefix}.{key}" if prefix else key
+                is_tuple = type(value) is tuple
+                named = {f"{name}({index})" if is_tuple else name: one for index, one in enumerate(tensors)}
+                if not places & set(named):
+                    found |= {each: one for each, one in named.items() if one.nbytes > LARGEST_BYTES} or named
+        return found

@@ -1,0 +1,343 @@
+"""Tensors that forward() keeps in attributes of modules: the numbers are those of plain PyTorch, also after a kill."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import launching
+import pytest
+import torch
+from torch import nn
+
+import accelmgr
+
+SIZE = 4
+STEPS = 8
+DATA = list(torch.randn(2 * STEPS * SIZE, 3, generator=torch.Generator().manual_seed(1)))
+ONE: dict[str, Any] = {"nprocs": 1, "batch_size_per_device": SIZE, "runners__threads": 1}
+STARTS_AGAIN = "starts again"
+
+
+class Recurrent(nn.Module):
+    """Its state is an attribute that is None at the start, or that forward() makes."""
+
+    def __init__(self, has_state: bool = True) -> None:
+        super().__init__()
+        self.cell = nn.GRUCell(3, 5)
+        if has_state:
+            self.h = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.cell(x, getattr(self, "h", None))
+        self.h = h.detach()
+        return h.square().mean()
+
+
+class Parts(nn.Module):
+    """The state is that of a part, and is written in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = Recurrent()
+        self.part.last = torch.ones(SIZE, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        loss = self.part(x + self.part.last)
+        self.part.last.copy_(x)
+        return loss
+
+
+class Pair(nn.Module):
+    """The state is a tuple."""
+
+    def __init__(self, initial: Any = None) -> None:
+        super().__init__()
+        self.cell = nn.LSTMCell(3, 5)
+        self.state = initial
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        state = self.cell(x, self.state)
+        self.state = tuple(each.detach() for each in state)
+        return state[0].square().mean()
+
+
+class Baseline(nn.Module):
+    """The attribute is a number before it is a tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 1)
+        self.baseline: Any = 0.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        loss = self.layer(x).square().mean()
+        advantage = loss - self.baseline
+        self.baseline = 0.9 * self.baseline + 0.1 * loss.detach()
+        return advantage
+
+
+class Normalized(nn.Module):
+    """Where the state has another shape than the batch, it begins anew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.recurrent = Recurrent()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.recurrent.h is not None and len(self.recurrent.h) != len(x):
+            self.recurrent.h = None
+        return self.recurrent(x)
+
+
+def never(model: Any, step: int) -> None:
+    pass
+
+
+def none_at_times(model: Any, step: int) -> None:
+    if step % 3 == 0:
+        getattr(model, "part", model).h = None
+
+
+def zeros_at_times(model: Any, step: int) -> None:
+    if step % 3 == 2:
+        model.h = torch.zeros(SIZE, 5)
+
+
+def zeroed_at_times(model: Any, step: int) -> None:
+    if step % 3 == 2:
+        model.part.h.data.zero_()
+        model.part.last.zero_()
+
+
+def pairs_at_times(model: Any, step: int) -> None:
+    if step % 3 == 1:
+        model.state = None
+    elif step == 2:
+        model.state = (model.state[0], torch.ones(SIZE, 5))
+    elif step == 6:
+        model.state[1].zero_()
+
+
+def number_at_times(model: Any, step: int) -> None:
+    if step % 3 == 0:
+        model.baseline = 0.0
+
+
+def evaluates(model: Any, step: int) -> None:
+    with torch.no_grad():
+        if step % 3 == 1:
+            model(torch.ones(2, 3))
+        elif step % 3 == 2:
+            model.recurrent.h = None
+            model(torch.ones(SIZE, 3))
+
+
+def attributes_of(model: nn.Module) -> dict[str, Any]:
+    return {
+        f"{path}.{name}": value
+        for path, module in model.named_modules()
+        for name, value in vars(module).items()
+        if isinstance(value, (torch.Tensor, float, tuple)) or value is None
+    }
+
+
+def compare(
+    model: nn.Module, between: Callable[[Any, int], None], kill_before: tuple[int, ...] = (), **options: Any
+) -> None:
+    """Two runners: losses, and what the host has then, are those of two models of plain PyTorch."""
+    plain = [copy.deepcopy(model) for _ in range(2)]
+    options = {"nprocs": 2, "batch_size_per_device": SIZE, "runners__threads": 1, **options}
+    with accelmgr.Manager(model, DATA, **options) as manager:
+        for step in range(STEPS):
+            for each in (*plain, model):
+                between(each, step)
+            if step in kill_before:
+                launching.kill(manager.statistics().runners[1].pid)
+            batch = torch.stack(DATA[2 * step * SIZE : 2 * (step + 1) * SIZE])
+            losses = [each(batch[rank::2]).item() for rank, each in enumerate(plain)]
+            assert manager.step(accumulate=False).loss == pytest.approx(sum(losses) / 2, rel=1e-6), step
+            torch.testing.assert_close(attributes_of(model), attributes_of(plain[0]), msg=f"step {step}")
+        assert manager.statistics().replacements == len(kill_before)
+
+
+@pytest.mark.parametrize("start_method", ["fork", "forkserver"])
+def test_a_state_is_reset_and_survives_its_runner(start_method):
+    compare(Parts(), none_at_times, kill_before=(4, 6), start_method=start_method)
+
+
+@pytest.mark.parametrize(
+    ("make", "between"),
+    [
+        (Recurrent, never),
+        (lambda: Recurrent(has_state=False), zeros_at_times),
+        (Parts, zeroed_at_times),
+        (Recurrent, none_at_times),
+        (Pair, never),
+        (lambda: Pair((torch.ones(SIZE, 5), torch.ones(SIZE, 5))), pairs_at_times),
+        (Baseline, number_at_times),
+        (Normalized, evaluates),
+    ],
+)
+def test_what_is_kept_is_that_of_plain_pytorch(make, between):
+    compare(make(), between, kill_before=(5,))
+
+
+def test_a_replacement_computes_the_same_bits():
+    torch.manual_seed(0)
+    made = Parts()
+    runs = []
+    for killed in (None, 4):
+        with accelmgr.Manager(copy.deepcopy(made), DATA, **ONE) as manager:
+            losses = []
+            for step in range(STEPS):
+                if step == killed:
+                    launching.kill(manager.statistics().runners[0].pid)
+                losses.append(manager.step().loss)
+        runs.append(losses)
+    assert runs[0] == runs[1]
+
+
+@pytest.mark.parametrize("between", [none_at_times, zeros_at_times])
+def test_runners_that_begin_anew_have_the_state_and_what_the_host_has_written(between):
+    compare(Recurrent(), between, refresh="always")
+
+
+class Large(nn.Module):
+    """The state has too many bytes to be compared, and a value at the start."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 1)
+        self.h = torch.ones(1 << 15)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        loss = self.layer(x).square().mean() * self.h.mean()
+        self.h = self.h * 0.9 + x.mean()
+        return loss
+
+
+def ones_at_times(model: Any, step: int) -> None:
+    if step % 3 == 2:
+        model.h = torch.ones(1 << 15)
+
+
+@pytest.mark.parametrize(("refresh", "kill_before"), [("auto", (5,)), ("always", ())])
+def test_a_large_state_has_its_values_and_those_of_the_host(refresh, kill_before):
+    compare(Large(), ones_at_times, kill_before, refresh=refresh)
+
+
+class Counting(nn.Module):
+    """Counts in memory that all processes share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 1)
+        self.calls = torch.zeros(()).share_memory_()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return self.layer(x).square().mean()
+
+
+def test_shared_memory_stays_shared():
+    model = Counting()
+    with accelmgr.Manager(model, DATA, **ONE) as manager:
+        for step in range(4):
+            assert manager.step().ok
+            assert model.calls == step + 1
+        assert "calls" not in manager.buffers()
+
+
+class Cached(nn.Module):
+    """Remembers its last batch, which nothing reads; its shape is that of the batch."""
+
+    def __init__(self, large: bool = False) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 1)
+        self.large = large
+        self.shape = 0
+        self.last: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.last = torch.ones(3 << 20, dtype=torch.float64) if self.large else x[: self.shape or 1 + int(x[0, 0] > 0)]
+        return self.layer(x).square().mean()
+
+
+def test_a_memory_of_the_last_batch_may_change_its_shape_and_its_loss_is_told(caplog):
+    model = Cached()
+    with accelmgr.Manager(model, DATA, **ONE) as manager:
+        for step in range(STEPS):
+            if step == 4:
+                model.last = None
+                launching.kill(manager.statistics().runners[0].pid)
+            assert manager.step().ok
+            with torch.no_grad():
+                model(torch.ones(1 + step % 4, 3))  # As an evaluation does.
+        model.shape = 3
+        assert manager.step().ok
+        caplog.clear()
+        launching.kill(manager.statistics().runners[0].pid)
+        assert manager.step().ok
+    assert "without what that had in attribute 'last'" in caplog.text
+
+
+def test_what_is_too_large_is_not_kept_and_the_manager_starts_once(caplog):
+    caplog.set_level(logging.INFO, "accelmgr")
+    with accelmgr.Manager(Cached(large=True), DATA, **ONE) as manager:
+        assert manager.step().ok
+        assert "last" not in manager.buffers()
+    assert STARTS_AGAIN not in caplog.text
+
+
+def test_a_model_that_leaves_nothing_behind_starts_once(caplog):
+    caplog.set_level(logging.INFO, "accelmgr")
+    model = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 1))
+    with accelmgr.Manager(model, DATA, loss=lambda outputs, batch: outputs.mean(), **ONE) as manager:
+        assert manager.step().ok
+    assert STARTS_AGAIN not in caplog.text
+
+
+class Deeper(nn.Module):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.model(x)
+
+
+def test_a_state_goes_on_after_rebind():
+    model, plain = Recurrent(), Recurrent()
+    plain.load_state_dict(model.state_dict())
+    with accelmgr.Manager(model, DATA, **ONE) as manager:
+        for step in range(STEPS):
+            if step == 3:
+                manager.rebind()
+            if step == 5:
+                manager.rebind(Deeper(model))  # Where the attribute has another name.
+            loss = plain(torch.stack(DATA[step * SIZE : (step + 1) * SIZE])).item()
+            assert manager.step().loss == pytest.approx(loss, rel=1e-6), step
+            assert manager.statistics().steps == step + 1
+
+
+def test_a_run_resumes_with_the_state(tmp_path):
+    """The model of the second run has none yet, and each runner has its own."""
+    plain = [Recurrent() for _ in range(2)]
+    options = {**ONE, "nprocs": 2, "checkpoint__directory": str(tmp_path)}
+    model = Recurrent()
+    for each in plain:
+        each.load_state_dict(model.state_dict())
+    batches = [torch.stack(DATA[2 * step * SIZE : 2 * (step + 1) * SIZE]) for step in range(STEPS)]
+    losses = [sum(each(batch[rank::2]).item() for rank, each in enumerate(plain)) / 2 for batch in batches]
+    with accelmgr.Manager(model, DATA, **options) as manager:
+        assert [manager.step().loss for _ in range(3)] == pytest.approx(losses[:3], rel=1e-6)
+        manager.save_checkpoint()
+        (written,) = manager.checkpoints_written(60)
+    again = Recurrent()
+    with accelmgr.Manager(again, DATA, checkpoint__resume=written.path, **options) as manager:
+        assert torch.equal(again.h, model.h)
+        assert [manager.step().loss for _ in range(STEPS - 3)] == pytest.approx(losses[3:], rel=1e-6)
+        assert manager.statistics().steps == STEPS
