@@ -252,7 +252,8 @@ class Watch:
         for name in OF_TENSORS if value.requires_grad or id(value) in self._known else ():
             self._entry(f"a hook of {path}", self._snapshot.add_attribute(value, name))
             found.append((f"a hook of {path}", getattr(value, name)))
-        if attributes := vars(value):
+        attributes = vars(value)
+        if attributes or id(value) in self._known:
             found.append((path, attributes))
         return found
 

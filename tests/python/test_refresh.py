@@ -1,0 +1,281 @@
+"""What a script changes between steps reaches its runners: by values, or because they are forked anew."""
+
+from __future__ import annotations
+
+import collections
+import logging
+import pathlib
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import accelmgr
+from accelmgr import _native
+from accelmgr._common.record import NOTHING, PLACE, Reader, Record
+from accelmgr._host import start_method
+from accelmgr._host.watch import Watch
+
+ONE = {"nprocs": 1, "batch_size_per_device": 1}
+
+
+class Scale:
+    """A hook that is an object."""
+
+    def __init__(self) -> None:
+        self.by, self.history, self.names = 1.0, [1.0], {"one"}
+
+    def __call__(self, module: nn.Module, inputs: object, output: torch.Tensor) -> torch.Tensor:
+        return output * self.by * self.history[-1] * len(self.names)
+
+
+class Line(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+        self.inner = nn.Identity()
+        self.factor, self.shift = 1.0, torch.zeros(())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mask = getattr(self.weight, "mask", 1.0)
+        return self.inner(self.weight * x * mask).mean() * self.factor + self.shift
+
+
+class Rows(torch.utils.data.Dataset[torch.Tensor]):
+    def __init__(self, count: int = 64) -> None:
+        self.count, self.epoch = count, 0
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor(float(index + 1 + 1000 * self.epoch))
+
+
+def pids(manager: accelmgr.Manager) -> list[int]:
+    return [runner.pid for runner in manager.statistics().runners]
+
+
+def test_values_of_modules_are_told_and_nothing_begins_anew() -> None:
+    model = Line()
+    with accelmgr.Manager(model, Rows(), **ONE) as manager:
+        before = pids(manager)
+        assert manager.step().loss == 1
+        model.factor = 3.0
+        model.shift.fill_(0.5)
+        assert manager.step().loss == 2 * 3 + 0.5
+        model.shift = torch.tensor(2.0)
+        model.eval()
+        assert manager.step().loss == 3 * 3 + 2
+        assert pids(manager) == before
+
+
+CHANGES = {
+    "attribute of a hook": lambda model, hook: setattr(hook, "by", 2.0),
+    "list of a hook": lambda model, hook: hook.history.append(2.0),
+    "set of a hook": lambda model, hook: hook.names.add("two"),
+    "attribute of a parameter": lambda model, hook: setattr(model.weight, "mask", 2.0),
+    "another hook": lambda model, hook: model.inner.register_forward_hook(lambda module, inputs, output: output * 2),
+    "another module": lambda model, hook: setattr(model, "inner", Doubles()),
+    "a function of a module": lambda model, hook: setattr(model.inner, "forward", lambda x: x * 2),
+}
+
+
+class Doubles(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_values_do_not_say_is_followed_by_forking_anew(change: str) -> None:
+    """With the elements in order, each once."""
+    model, hook = Line(), Scale()
+    model.inner.register_forward_hook(hook)
+    with accelmgr.Manager(model, Rows(), **ONE) as manager:
+        before = pids(manager)
+        assert [manager.step().loss for _ in range(2)] == [1, 2]
+        CHANGES[change](model, hook)
+        assert [manager.step().loss for _ in range(2)] == [6, 8]
+        assert pids(manager) != before
+        assert manager.statistics().elements == 4
+
+
+def test_with_another_start_method_such_a_change_is_named_and_refresh_helps() -> None:
+    model = Line()
+    with accelmgr.Manager(model, Rows(), start_method="forkserver", **ONE) as manager:
+        assert manager.step().loss == 1
+        model.inner = nn.Hardtanh(0.0, 1.5)
+        with pytest.raises(
+            accelmgr.ModelError, match=r"a module of model\. Processes of the start method 'forkserver'"
+        ):
+            manager.step()
+        manager.refresh()
+        assert manager.step().loss == 1.5
+        assert manager.statistics().elements == 2
+
+
+def test_a_dataset_that_was_changed_is_read_anew_behind_what_was_read_ahead() -> None:
+    dataset = Rows()
+    with accelmgr.Manager(Line(), dataset, prefetch=0, **ONE) as manager:
+        assert manager.step().loss == 1
+        dataset.epoch = 1
+        seen = [manager.step().loss for _ in range(6)]
+    assert seen[-1] == 1007 and sorted(value % 1000 for value in seen) == [2, 3, 4, 5, 6, 7]
+
+
+@pytest.mark.parametrize(("refresh", "found"), [("never", [1, 2, 3]), ("always", [1, 4, 6]), ("auto", [1, 4, 6])])
+def test_it_is_the_caller_s_choice(refresh: str, found: list[int]) -> None:
+    model, hook = Line(), Scale()
+    model.inner.register_forward_hook(hook)
+    with accelmgr.Manager(model, Rows(), refresh=refresh, **ONE) as manager:
+        losses = [manager.step().loss]
+        hook.by = 2.0
+        losses += [manager.step().loss for _ in range(2)]
+        if refresh == "never":
+            manager.refresh()
+            assert manager.step().loss == 8
+    assert losses == found
+
+
+SCRIPT = """\
+import torch, accelmgr
+from torch import nn
+
+weight = 1.0
+
+def ramp():
+    level = 1.0
+    def set_level(value):
+        nonlocal level
+        level = value
+    return (lambda x: x * level), set_level
+
+scaled, set_level = ramp()
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(()))
+    def forward(self, x):
+        return scaled(self.w * x).mean() * weight
+
+with accelmgr.Manager(Net(), [torch.tensor(1.0)] * 8, nprocs=1) as manager:
+    losses = [manager.step().loss]
+    weight = 3.0
+    losses.append(manager.step().loss)
+    set_level(5.0)
+    losses.append(manager.step().loss)
+    Net.forward = lambda self, x: (self.w * x).mean() * 7
+    losses.append(manager.step().loss)
+print(losses)
+"""
+
+
+def test_globals_closures_and_classes_of_the_script_are_followed(tmp_path: pathlib.Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "[1.0, 3.0, 15.0, 7.0]\n", done.stderr
+
+
+def test_what_changes_before_each_step_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    model, hook = Line(), Scale()
+    model.inner.register_forward_hook(hook)
+    with accelmgr.Manager(model, Rows(), **ONE) as manager, caplog.at_level(logging.WARNING, "accelmgr"):
+        for number in range(25):
+            hook.by = float(number)
+            assert manager.step().loss == number * (number + 1)
+    (text,) = [record.getMessage() for record in caplog.records]
+    assert "has changed before each of the last 20 steps" in text and "refresh='never'" in text
+
+
+class Policy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.weight * x).mean()
+
+
+class Played(torch.utils.data.IterableDataset[torch.Tensor]):
+    """Its elements are the present parameter."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+
+    def __iter__(self):
+        while True:
+            yield self.policy.weight.detach().clone()
+
+
+def test_a_dataset_that_computes_with_the_model_has_its_present_parameters() -> None:
+    policy = Policy()
+    with accelmgr.Manager(policy, Played(policy), prefetch=0, **ONE) as manager:
+        assert manager.step().loss == 1
+        for _ in range(6):
+            with torch.no_grad():
+                policy.weight.fill_(3.0)
+            result = manager.step()
+        assert result.loss == 9
+
+
+def test_auto_is_spawn_where_a_fork_could_not_compute(monkeypatch, caplog) -> None:
+    assert start_method.chosen("auto", "cpu") == ("fork", "")
+    assert start_method.chosen("auto", "xla") == ("spawn", "runners.device is xla")
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    assert start_method.chosen("fork", "cpu") == ("fork", ""), "it was asked for"
+    with caplog.at_level(logging.WARNING, "accelmgr"), accelmgr.Manager(Line(), Rows(), **ONE) as manager:
+        assert manager.step().loss == 1
+    assert "start_method is 'spawn', not 'fork', because this process has initialized CUDA" in caplog.text
+
+
+# Parts
+
+
+def test_a_watch_sees_each_kind_of_change_once() -> None:
+    holder = type("Holder", (), {})()
+    holder.items, holder.names, holder.queue = [1, [2]], {"a": {"b": 1}}, collections.deque([1])
+    watch = Watch(None, {"it": holder})
+    for change in (
+        lambda: holder.items[1].append(3),
+        lambda: holder.names["a"].update(b=2),
+        lambda: holder.queue.append(2),
+        lambda: setattr(holder, "new", 1),
+    ):
+        watch = Watch(None, {"it": holder})
+        assert not watch.changes().others
+        change()
+        assert watch.changes().others
+    holder.items[0] = int("1")  # Equal numbers are no change.
+    assert not Watch(None, {"it": holder}).changes().others
+
+
+def test_a_snapshot_finds_what_is_other_and_notes_it_anew() -> None:
+    owner = {"a": 1.0, "b": "x"}
+    snapshot = _native.Snapshot()
+    entry = snapshot.add_items(owner)
+    owner["a"] = float("1.0")
+    assert snapshot.changed() == []
+    owner["a"] = 2.0
+    assert snapshot.changed() == [entry] and snapshot.before(entry) == ["a", 1.0, "b", "x"]
+    snapshot.note(entry)
+    assert snapshot.changed() == []
+    del owner["b"]
+    assert snapshot.changed() == [entry]
+
+
+def test_a_record_does_not_grow_and_a_late_reader_finds_all_of_it() -> None:
+    record = Record()
+    for number in range(100):
+        record.publish({("attribute", "", "a"): number})
+    record.publish({("attribute", "", "b"): "x"})
+    reader = Reader(pathlib.os.getpid())
+    assert dict(reader.changes(record.place)) == {("attribute", "", "a"): 99, ("attribute", "", "b"): "x"}
+    assert dict(reader.changes(record.place)) == {}
+    assert len(record._fds) == 2
+    record.clear()
+    assert record.place == NOTHING and len(NOTHING) == PLACE.size
+    record.close()
