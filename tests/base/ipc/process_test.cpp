@@ -69,6 +69,20 @@ int play(const std::string& role) {
   return role_exit_code;
 }
 
+TEST(OnNewThread, ThrowsWhatItThrows) {
+  EXPECT_THROW(on_new_thread([] { throw UsageError("here"); }), UsageError);
+}
+
+// OpenMP keeps a thread's team in such variables.
+TEST(OnNewThread, AForkFromThereKnowsNothingOfOtherThreads) {
+  static thread_local int known = 0;
+  known = 1;
+  Child child;
+  on_new_thread([&] { child = fork_self([] { _exit(known == 0 && has_one_thread() ? 0 : 1); }); });
+  ASSERT_TRUE(wait_ended(child.pidfd.get(), base::Deadline::in_seconds(10)));
+  EXPECT_EQ(take_exit_status(child.pidfd.get()), 0);
+}
+
 TEST(ExecuteSelf, PassesTheListedDescriptorsAndNoOthers) {
   const base::UniqueFd leaky(open("/dev/null", O_RDONLY));  // Without O_CLOEXEC.
   ASSERT_TRUE(leaky);
