@@ -10,6 +10,7 @@ import sys
 
 import pytest
 import torch
+from launching import kill
 from torch import nn
 
 import accelmgr
@@ -178,6 +179,18 @@ def test_globals_closures_and_classes_of_the_script_are_followed(tmp_path: pathl
     script.write_text(SCRIPT)
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120)
     assert done.stdout == "[1.0, 3.0, 15.0, 7.0]\n", done.stderr
+
+
+def test_what_recover_has_forked_is_what_later_changes_are_compared_with() -> None:
+    model, hook = Line(), Scale()
+    model.inner.register_forward_hook(hook)
+    with accelmgr.Manager(model, Rows(), **ONE) as manager:
+        assert manager.step().loss == 1
+        hook.by = 3.0
+        kill(manager.statistics().manager_pid)
+        manager.recover()
+        hook.by = 1.0
+        assert manager.step().loss == 2
 
 
 def test_what_changes_before_each_step_is_said_once(caplog: pytest.LogCaptureFixture) -> None:

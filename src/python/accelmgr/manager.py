@@ -395,7 +395,9 @@ class Manager(Driver):
 
     def recover(self) -> None:
         """Starts a new manager process over the same session. Call it after a step returned `manager_lost`."""
-        self._handle.recover()
+        if self._method != "fork":
+            return self._handle.recover()
+        self._fork_anew(self._handle.recover)
 
     def refresh(self) -> None:
         """Ends the processes and starts others, which know everything that this process has changed meanwhile.
@@ -408,12 +410,16 @@ class Manager(Driver):
         """
         if self._method != "fork":
             return self.rebind()
-        self._check_owner("refresh")
+        self._fork_anew(self._handle.refresh)
+
+    def _fork_anew(self, call: Callable[[], None]) -> None:
+        """The processes that `call` makes know all that this process has changed."""
+        self._check_owner(call.__name__)
         self._bound.check()
         self._bound.check_buffers()
         self._delivery.refresh()
         with self._waiting():
-            self._handle.refresh()
+            call()
         self._bound.begin_again()
         if self._following is not None:
             self._following.begin()
