@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import io
 import logging
 import pathlib
 import subprocess
@@ -101,6 +102,19 @@ def test_what_values_do_not_say_is_followed_by_forking_anew(change: str) -> None
         assert [manager.step().loss for _ in range(2)] == [6, 8]
         assert pids(manager) != before
         assert manager.statistics().elements == 4
+
+
+def test_a_progress_bar_of_the_model_is_no_change() -> None:
+    tqdm = pytest.importorskip("tqdm")
+    model = Line()
+    model.bar = tqdm.tqdm(total=3, file=io.StringIO())
+    with accelmgr.Manager(model, Rows(), **ONE) as manager:
+        before = pids(manager)
+        for _ in range(3):
+            assert manager.step().ok
+            model.bar.update()
+        assert pids(manager) == before
+    model.bar.close()
 
 
 def test_with_another_start_method_such_a_change_is_named_and_refresh_helps() -> None:

@@ -55,8 +55,11 @@ _LEAVES = (
     weakref.ref,
 )
 """Their content is not looked at: it cannot change, cannot be seen, or is the host's alone."""
-_FOREIGN = ("accelmgr", "multiprocessing", "threading", "_thread", "asyncio", "concurrent", "_weakref")
-"""Packages whose objects change by themselves."""
+_FOREIGN = frozenset(
+    "accelmgr multiprocessing threading _thread asyncio concurrent _weakref logging tqdm tensorboard tensorboardX "
+    "wandb mlflow".split()
+)
+"""Packages whose objects change by themselves, or that watch a training and change no number of it."""
 
 
 def is_simple(value: Any) -> bool:
@@ -92,7 +95,7 @@ def _is_of_script(value: Any) -> bool:
 def _is_foreign(value: Any) -> bool:
     """Whether a class or a function belongs to a package whose state is its own."""
     module = getattr(value, "__module__", None) or ""
-    return module.partition(".")[0] in _FOREIGN or module.startswith("torch._")
+    return module.partition(".")[0] in _FOREIGN or module.startswith(("torch._", "torch.utils.tensorboard"))
 
 
 @functools.lru_cache(maxsize=4096)
