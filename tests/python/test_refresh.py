@@ -155,7 +155,7 @@ def test_it_is_the_caller_s_choice(refresh: str, found: list[int]) -> None:
 
 
 SCRIPT = """\
-import torch, accelmgr
+import collections, torch, accelmgr
 from torch import nn
 
 weight = 1.0
@@ -169,20 +169,33 @@ def ramp():
 
 scaled, set_level = ramp()
 
+class Parts(collections.namedtuple("Parts", "loss")):
+    __slots__ = ()
+    kind = property(lambda self: "parts")
+    @classmethod
+    def of(cls, loss):
+        return cls(loss)
+
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
         self.w = nn.Parameter(torch.ones(()))
     def forward(self, x):
-        return scaled(self.w * x).mean() * weight
+        return Parts.of(scaled(self.w * x).mean() * weight)
+
+def pid(manager):
+    return manager.statistics().runners[0].pid
 
 with accelmgr.Manager(Net(), [torch.tensor(1.0)] * 8, nprocs=1) as manager:
+    before = pid(manager)
     losses = [manager.step().loss]
+    losses[0] = manager.step().loss
+    assert pid(manager) == before, "nothing has changed"
     weight = 3.0
     losses.append(manager.step().loss)
     set_level(5.0)
     losses.append(manager.step().loss)
-    Net.forward = lambda self, x: (self.w * x).mean() * 7
+    Net.forward = lambda self, x: Parts.of((self.w * x).mean() * 7)
     losses.append(manager.step().loss)
 print(losses)
 """

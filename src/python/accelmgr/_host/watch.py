@@ -296,12 +296,8 @@ class Watch:
                 self._entry(f"{kind.__qualname__}.forward", self._snapshot.add_attribute(kind, "forward"))
             return []
         name = kind.__qualname__
-        found = []
-        for key, value in vars(kind).items():
-            if key not in ("__dict__", "__weakref__", "__doc__", "__module__"):
-                self._entry(f"{name}.{key}", self._snapshot.add_attribute(kind, key))
-                found.append((f"{name}.{key}", value))
-        self._entry(name, self._snapshot.add_result(_Attributes(kind), "names"))
+        self._entry(f"class {name}", self._snapshot.add_result(_Attributes(kind), "items"))
+        found = [(f"{name}.{key}", value) for key, value in vars(kind).items()]
         return found + [pair for base in kind.__bases__ for pair in self._visit_class(path, base)]
 
     def _visit_function(self, path: str, value: FunctionType) -> list[tuple[str, Any]]:
@@ -384,13 +380,13 @@ class Watch:
 
 
 class _Attributes:
-    """The names of a class's attributes, in a form that a Snapshot compares."""
+    """The attributes of a class, in a form that a Snapshot compares. getattr() would bind methods anew each time."""
 
     def __init__(self, kind: type) -> None:
         self._kind = kind
 
-    def names(self) -> list[str]:
-        return list(vars(self._kind))
+    def items(self) -> list[tuple[str, Any]]:
+        return list(vars(self._kind).items())
 
 
 def _equal(one: Any, other: Any) -> bool:
