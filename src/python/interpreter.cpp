@@ -70,7 +70,6 @@ void begin_forked() {
   if (!fork_is_announced) PyOS_BeforeFork();
   fork_is_announced = false;
   PyOS_AfterFork_Child();
-  nb::module_::import_("accelmgr._common.child").attr("begin_forked")();
 }
 
 void note_context() {

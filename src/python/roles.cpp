@@ -19,10 +19,16 @@ namespace nb = nanobind;
 namespace accelmgr::python {
 namespace {
 
+/// Of a manager or a runner; ranks of a launch are the user's.
+void begin_process() {
+  begin_forked();
+  nb::module_::import_("accelmgr._common.child").attr("begin_forked")();
+}
+
 // The thread that forks holds the interpreter's lock. The child releases it, after it has told the
 // interpreter that the other threads are gone.
 void begin_runner() {
-  begin_forked();
+  begin_process();
   const char* visible =
       "CUDA_VISIBLE_DEVICES";  // os.environ is a copy, made before this runner had a device.
   if (const char* device = std::getenv(visible)) nb::module_::import_("os").attr("environ")[visible] = device;
@@ -64,7 +70,7 @@ void embed(std::vector<std::string> command) {
   register_sources();
   manager::embed({.command = std::move(command),
                   .around_fork = fork_in_python,
-                  .forked = begin_forked,
+                  .forked = begin_process,
                   .runners_expected = expect_runners,
                   .fork_server_began = begin_fork_server,
                   .manager_began = begin_manager,

@@ -180,6 +180,17 @@ def _write_who(rank: int, path: str) -> None:
         json.dump([rank, os.getpid(), distributed.get_world_size(), distributed.model_name()], file)
 
 
+def _write_generator(rank: int, path: str) -> None:
+    with open(path, "w") as file:
+        json.dump([torch.initial_seed(), torch.rand(()).item()], file)
+
+
+def test_a_forked_rank_has_the_generator_of_the_host_untouched(tmp_path: Any) -> None:
+    torch.manual_seed(3)
+    distributed.spawn("shm", _write_generator, (str(tmp_path / "drawn"),), start_method="fork")
+    assert json.loads((tmp_path / "drawn").read_text()) == [3, torch.rand(()).item()]
+
+
 @pytest.mark.parametrize("method", START_METHODS)
 def test_one_process_that_is_joined_is_a_process_of_its_own(tmp_path: Any, method: str) -> None:
     assert distributed.spawn("shm", _write_who, (str(tmp_path / "who"),), start_method=method) is None

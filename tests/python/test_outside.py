@@ -162,7 +162,7 @@ def inner_loop(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 
 def kept(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    vars(model)["last"] = x.clone().requires_grad_()  # For whoever looks at it later.
+    vars(model)["last"] = x.clone().requires_grad_()  # As a model does that shows its input later.
     return model.layer(model.last)
 
 

@@ -48,7 +48,7 @@ std::string as_written(const RawValue& value) {
                      value.items.front());
 }
 
-// Of the last name of a choice, "sum_over(FIELD)": what stands before FIELD.
+// "sum_over(" for a choice whose last name is "sum_over(FIELD)".
 std::string before_argument(const Choice& choice) {
   const auto& name = choice.names.back();
   return name.substr(0, name.find('(') + 1);

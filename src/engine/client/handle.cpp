@@ -97,7 +97,7 @@ struct Handle::State {
   void attach(bool keep_gradients);
   void assign(const protocol::Assigned& assigned);
   void map(std::vector<base::UniqueFd> session_fds);
-  /// The processes of the manager have ended.
+  /// Starts a manager over the session. The one before has ended, or was asked to stop.
   void start_over();
   void stop() noexcept;
   void end() noexcept;

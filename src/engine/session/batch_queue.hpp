@@ -85,8 +85,8 @@ class BatchQueueWriter : public BatchQueue {
   std::byte* claim() const noexcept;
   /// Records that the claimed slot holds `elements` elements so far: a loader that takes over keeps them.
   void fill(std::uint64_t elements) noexcept;
-  /// Records that `elements` elements of the source were left out before the next batch, of which no element
-  /// is there yet.
+  /// Records that `elements` elements of the source were left out before the next batch. Call it before that
+  /// batch has an element.
   void leave_out(std::uint64_t elements) noexcept;
   /// Hands the claimed slot, which holds `elements` elements, to the consumer. If the producer is killed in
   /// here, either the batch is published or the slot counts as empty. The same elements are never in both.

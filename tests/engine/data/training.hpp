@@ -75,7 +75,7 @@ class Numbers final : public BatchSource {
   NumbersPlan plan_;
   std::vector<FieldSpec> fields_{{"number", DType::int64, {}}, {"tag", DType::uint8, {3}}};
   std::int64_t next_ = 0;
-  std::int64_t end_ = plan_.epoch > 0 ? plan_.epoch : -1;  ///< Of the epoch.
+  std::int64_t end_ = plan_.epoch > 0 ? plan_.epoch : -1;  ///< Where the epoch ends; -1: there are no epochs.
   bool ended_ = false;
 };
 

@@ -42,7 +42,7 @@ def _leave_host() -> None:
 
 
 def begin_forked() -> None:
-    """Called in each process that C++ has forked, when the interpreter knows of the fork."""
+    """Called in each manager and runner that C++ has forked, when the interpreter knows of the fork."""
     if (util := sys.modules.get("multiprocessing.util")) is not None:  # As in a process of multiprocessing.
         util._finalizer_registry.clear()
         util._run_after_forkers()  # Proxies, for instance, must not share a connection.
@@ -84,9 +84,9 @@ def _default_signals() -> None:
 def serve(arguments: list[str]) -> None:
     """What `accelmgr serve` executes for models or data in Python. The arguments are those of _native.serve()."""
     configuration, socket, group, http, token_file, stop_timeout_s, file, *settings = arguments
-    gc.freeze()
     gc.enable()
     embed()
+    _leave_host()
     try:
         _native.serve(
             configuration,
