@@ -265,7 +265,7 @@ def test_a_dataset_that_computes_with_the_model_has_its_present_parameters() -> 
 def test_auto_is_spawn_where_a_fork_could_not_compute(monkeypatch, caplog) -> None:
     assert start_method.chosen("auto", "cpu") == ("fork", "")
     assert start_method.chosen("auto", "xla") == ("spawn", "runners.device is xla")
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(start_method, "_has_initialized_cuda", lambda: True)
     assert start_method.chosen("fork", "cpu") == ("fork", ""), "it was asked for"
     with caplog.at_level(logging.WARNING, "accelmgr"), accelmgr.Manager(Line(), Rows(), **ONE) as manager:
         assert manager.step().loss == 1

@@ -24,7 +24,9 @@ using accelmgr::test::usable;
 
 namespace {
 
-constexpr int no_device = 100, unknown = 999;
+constexpr int not_initialized = 3, no_device = 100, unknown = 999;
+
+bool is_initialized = false;
 
 bool is_set(const char* name) { return std::getenv(name) != nullptr; }
 
@@ -72,9 +74,11 @@ int cuInit(unsigned) {
   }
   if (const char* code = std::getenv("FAKE_DRIVER_FAILS"); code != nullptr && std::atoi(code) != 0)
     return std::atoi(code);
-  return visible().empty() ? no_device : 0;
+  is_initialized = !visible().empty();
+  return is_initialized ? 0 : no_device;
 }
 int cuDeviceGetCount(int* count) {
+  if (!is_initialized) return not_initialized;
   *count = static_cast<int>(visible().size());
   return fails("cuDeviceGetCount");
 }

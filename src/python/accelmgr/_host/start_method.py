@@ -3,10 +3,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
-
-import torch
 
 from accelmgr.errors import ConfigError
 
@@ -39,12 +38,28 @@ def _sees_gpus() -> bool:
     return os.environ.get("CUDA_VISIBLE_DEVICES") != "" and os.path.exists("/dev/nvidiactl")
 
 
+CUDA_ERROR_NOT_INITIALIZED = 3
+
+
+def _has_initialized_cuda() -> bool:
+    """Whether any library has. torch.cuda.is_available() does, and torch.cuda.is_initialized() is False after it."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
+    except OSError:  # Nobody has loaded it.
+        return False
+    code: int = driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int()))
+    return code != CUDA_ERROR_NOT_INITIALIZED
+
+
 def why_not_forked(device: str) -> str:
     """Why a fork of this process could not compute with `device`; empty if it can."""
     if device in UNFORKABLE_DEVICES:
         return f"runners.device is {device}"
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        return "this process has initialized CUDA"
+    if _has_initialized_cuda():
+        return (
+            "this process has initialized CUDA; torch.cuda.is_available() does, except with "
+            "PYTORCH_NVML_BASED_CUDA_CHECK=1 in the environment"
+        )
     if any(name in sys.modules for name in ("torch_xla", "_XLAC")):
         return "this process has loaded torch_xla"
     if _sees_gpus() and any(name.startswith("pt_autograd") for name in other_threads()):
