@@ -6,8 +6,6 @@ import logging
 import os
 import pathlib
 import re
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 
@@ -25,7 +23,6 @@ from accelmgr._host.model_sending import SentModel, pickled_dataset
 from accelmgr._host.start_method import START_METHODS
 from accelmgr._runner.received import Received
 
-FAKE_DRIVER = pathlib.Path(_native.__file__).parents[2] / "tests/engine/support/fake_driver"
 METHODS = pytest.mark.parametrize("method", START_METHODS)
 
 
@@ -37,21 +34,6 @@ def server() -> int:
 def lines() -> Iterator[torch.Tensor]:
     """A generator: it cannot be pickled."""
     yield from Count()
-
-
-def test_a_process_that_has_initialized_cuda_is_not_forked():
-    """As torch.cuda.is_available() does where there is a GPU: the driver, but not torch.cuda."""
-    script = """if True:
-        import ctypes
-        from accelmgr._host import start_method
-        assert start_method.chosen("auto", "cuda") == ("fork", "")
-        driver = ctypes.CDLL("libcuda.so.1")
-        assert start_method.chosen("auto", "cuda") == ("fork", "")
-        driver.cuInit(0)
-        method, why = start_method.chosen("auto", "cuda")
-        assert method == "spawn" and "has initialized CUDA" in why, (method, why)"""
-    found = {"LD_LIBRARY_PATH": str(FAKE_DRIVER), "FAKE_DRIVER_GPUS": "1"}
-    subprocess.run([sys.executable, "-c", script], env={**os.environ, **found}, check=True)
 
 
 @METHODS

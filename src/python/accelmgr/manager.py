@@ -25,7 +25,7 @@ from accelmgr._host.delivery import Delivery
 from accelmgr._host.driver import Driver
 from accelmgr._host.following import Following
 from accelmgr._host.weights import Files, Weights, made_empty
-from accelmgr.errors import ConfigError, DataError, ForkHangs, ModelError, UsageError
+from accelmgr.errors import ConfigError, DataError, ForkHangs, ModelError, SessionError, UsageError
 
 logger = logging.getLogger("accelmgr")
 
@@ -406,7 +406,8 @@ class Manager(Driver):
         model and dataset are pickled again, and this is rebind(). Position in the data, generators of the runners,
         parameters, gradients and buffers go on, and tensors that forward() keeps in attributes of modules. What
         forward() or the dataset has left in other objects is lost. Elements that were read ahead (`prefetch`) stay as
-        they are.
+        they are. Where this process cannot be forked any more, because it has used CUDA, processes of the start method
+        `spawn` follow, with a warning.
         """
         if self._method != "fork":
             return self.rebind()
@@ -415,6 +416,10 @@ class Manager(Driver):
     def _fork_anew(self, call: Callable[[], None]) -> None:
         """The processes that `call` makes know all that this process has changed."""
         self._check_owner(call.__name__)
+        if why := start_methods.why_not_forked(self._handle.device):
+            if self._start_method == "fork":
+                raise SessionError(f"{call.__name__}(): other processes cannot be forked, because {why}")
+            return self.rebind()  # It warns, too.
         self._bound.check()
         self._bound.check_buffers()
         self._delivery.refresh()

@@ -55,15 +55,15 @@ def begin_forked() -> None:
 
 def _take_locks() -> None:
     """Uses what computing uses. In a fork a lock that another thread of the host held is never released; then this
-    hangs, and the host forks another.
+    hangs, and the host forks another. It does not call backward(): where there are GPUs that initializes CUDA and
+    starts a thread for each, and forks of this process could compute no gradient.
     """
     import torch
 
     torch.default_generator.get_state()
     torch.rand(2)
-    square = torch.ones(8, 8, requires_grad=True)
-    (square @ square).sum().backward()  # type: ignore[no-untyped-call]
-    torch.nn.functional.conv1d(square.detach()[None], torch.ones(8, 8, 3))
+    square = torch.ones(8, 8)
+    torch.nn.functional.conv1d((square @ square)[None], torch.ones(8, 8, 3))
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.get_state()
 

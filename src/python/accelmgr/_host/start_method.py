@@ -33,11 +33,6 @@ def other_threads() -> list[str]:
     return sorted(names)
 
 
-def _sees_gpus() -> bool:
-    """Without asking CUDA, which cannot be used in a fork once it was asked."""
-    return os.environ.get("CUDA_VISIBLE_DEVICES") != "" and os.path.exists("/dev/nvidiactl")
-
-
 CUDA_ERROR_NOT_INITIALIZED = 3
 
 
@@ -62,8 +57,8 @@ def why_not_forked(device: str) -> str:
         )
     if any(name in sys.modules for name in ("torch_xla", "_XLAC")):
         return "this process has loaded torch_xla"
-    if _sees_gpus() and any(name.startswith("pt_autograd") for name in other_threads()):
-        return "backward() was called in this process, where a GPU is visible: autograd has threads for it"
+    if any(name.startswith("pt_autograd") for name in other_threads()):
+        return "backward() was called in this process, and autograd has started threads for the devices that torch sees"
     return ""
 
 
