@@ -52,6 +52,7 @@ void begin_manager() {
 // The thread is a new one, and the interpreter's context variables are those of a thread.
 void fork_in_python(const std::function<void()>& fork) {
   const Locked lock;
+  nb::module_::import_("accelmgr._runner.factories");  // Once, and not in each process.
   const auto fork_here = [&fork] {
     before_fork();
     try {

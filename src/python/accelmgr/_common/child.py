@@ -64,8 +64,8 @@ def _take_locks() -> None:
     torch.rand(2)
     square = torch.ones(8, 8)
     torch.nn.functional.conv1d((square @ square)[None], torch.ones(8, 8, 3))
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.get_state()
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].get_state()
 
 
 def begin_fork_server() -> None:

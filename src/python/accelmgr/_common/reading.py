@@ -33,6 +33,9 @@ import torch
 from accelmgr._common import checkpoint_state
 from accelmgr.errors import DataError
 
+if "numpy" in sys.modules:
+    import numpy.random  # noqa: F401  # NumPy would, at the first use: in each fork of this process.
+
 LOOK = 4096  # Bytes of a tensor that count for its checksum: enough to tell elements apart.
 _RANDOM = struct.Struct("<625I?d")
 _NUMPY = struct.Struct("<624IQ?d")
