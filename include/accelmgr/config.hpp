@@ -262,7 +262,9 @@ struct Config {
   int batch_size_per_device = 1;
   int grad_accumulation_steps = 1;  ///< Micro-batches of each runner in a step; with `runners.share:
                                     ///< measured` their mean over the runners.
-  int prefetch = 16;                ///< Elements loaded ahead for each runner.
+  /// Elements loaded ahead for each runner. 0: elements are read during their step, when the host has written
+  /// its parameters; a data source that depends on the model, or on the loop, needs that.
+  int prefetch = 16;
   std::uint64_t seed_base = 42;  ///< Runner r is seeded with seed_base + r; the master model with seed_base.
   double step_timeout = 300.0;   ///< Seconds after which step() gives up.
   /// Seconds within which all runners must be ready. A runner that is started later, as a replacement, has

@@ -8,6 +8,7 @@ import logging
 import pathlib
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -251,15 +252,20 @@ class Played(torch.utils.data.IterableDataset[torch.Tensor]):
             yield self.policy.weight.detach().clone()
 
 
-def test_a_dataset_that_computes_with_the_model_has_its_present_parameters() -> None:
+def played(policy: Policy) -> Iterator[torch.Tensor]:
+    yield from Played(policy)
+
+
+@pytest.mark.parametrize("dataset", [Played, played])
+def test_a_dataset_that_computes_with_the_model_has_the_parameters_of_its_step(dataset) -> None:
+    """With prefetch=0 no element is read before the parameters of its step are written; a generator is read here."""
     policy = Policy()
-    with accelmgr.Manager(policy, Played(policy), prefetch=0, **ONE) as manager:
-        assert manager.step().loss == 1
-        for _ in range(6):
+    shape = {"nprocs": 2, "batch_size_per_device": 3, "grad_accumulation_steps": 2}
+    with accelmgr.Manager(policy, dataset(policy), prefetch=0, **shape) as manager:
+        for number in range(1, 12):
             with torch.no_grad():
-                policy.weight.fill_(3.0)
-            result = manager.step()
-        assert result.loss == 9
+                policy.weight.fill_(float(number))
+            assert manager.step().loss == number**2
 
 
 def test_auto_is_spawn_where_a_fork_could_not_compute(monkeypatch, caplog) -> None:

@@ -74,7 +74,8 @@ std::vector<Option> run_options() {
       number(
           KEY(grad_accumulation_steps), {.min = 1, .max = largest_count},
           "Micro-batches of each runner in one step (see runners.share); a step's gradient is their mean."),
-      number(KEY(prefetch), {.min = 0, .max = largest_count}, "Elements loaded ahead for each device."),
+      number(KEY(prefetch), {.min = 0, .max = largest_count},
+             "Elements loaded ahead for each device. 0: they are read during their step."),
       number(KEY(seed_base), {}, "Runner r is seeded with seed_base + r, the master model with seed_base."),
       number(KEY(step_timeout), {.min = 0, .max = longest_seconds, .above_min = true},
              "Seconds after which a step fails with a timeout."),

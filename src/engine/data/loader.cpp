@@ -54,7 +54,8 @@ Loader::Loader(std::unique_ptr<BatchSource> source, const session::LoaderView& v
       fields_(manifest.fields),
       batch_size_(static_cast<std::uint64_t>(loading.batch_size)),
       ahead_(batches_ahead(loading.prefetch, loading.batch_size)),
-      drop_last_(loading.drop_last) {
+      drop_last_(loading.drop_last),
+      with_step_(loading.with_step) {
   const auto& to = session_->control().assignment;
   check(to);
   for (int rank = 0; rank < session_->ranks(); ++rank) queues_.emplace_back(view, rank);
@@ -258,7 +259,17 @@ bool Loader::behind() const noexcept { return backlog_.empty() && !over_ && sour
 bool Loader::has_room(int rank) const {
   const auto& queue = queues_[static_cast<std::size_t>(rank)];
   return queue.claim() != nullptr &&
-         queue.published() - queue.consumed() < session_->sharding().shares.of[rank] + ahead_;
+         queue.published() - queue.consumed() < session_->sharding().shares.of[rank] + ahead_ &&
+         (!with_step_ || attempt_reads());
+}
+
+// The host writes the next request between a word that is closed and the next one.
+bool Loader::attempt_reads() const noexcept {
+  const auto before = session_->word();
+  const auto& request = session_->control().request;
+  const bool reads = request.repeat == 0 && before.computing(request.participants);
+  const auto after = session_->word();
+  return reads && after.attempt == before.attempt && !after.closed;
 }
 
 bool Loader::begin_step() {
@@ -406,10 +417,12 @@ void Loader::enter(Activity activity) noexcept {
 void Loader::run() {
   const auto& control = session_->control();
   while (control.stopping.load() == 0) {
-    const auto seen = ipc::load(control.finish);
+    // An attempt that this loader reads for ends by `finish`, and begins by `trigger`.
+    const auto& change = with_step_ && !attempt_reads() ? control.trigger : control.finish;
+    const auto seen = ipc::load(change);
     if (do_work()) continue;
     enter(Activity::waiting);
-    ipc::wait_changed(control.finish, seen, timing::look_ns, 0);
+    ipc::wait_changed(change, seen, timing::look_ns, 0);
   }
 }
 

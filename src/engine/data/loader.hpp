@@ -43,7 +43,8 @@ namespace accelmgr::data {
 
 struct Loading {
   int batch_size = 1;
-  int prefetch = 0;  ///< Elements beyond a step that are loaded ahead for each rank.
+  int prefetch = 0;        ///< Elements beyond a step that are loaded ahead for each rank.
+  bool with_step = false;  ///< Elements of a step are read during its attempts, and not before.
   bool drop_last = true;
 };
 
@@ -106,8 +107,10 @@ class Loader {
   bool assign();
   /// Whether the source has yet to give elements that were assigned or consumed before.
   bool behind() const noexcept;
-  /// Whether the rank has room for a batch more.
+  /// Whether the rank has room for a batch more, which may be read now.
   bool has_room(int rank) const;
+  /// Whether an attempt is under way that takes elements from the source.
+  bool attempt_reads() const noexcept;
   /// Begins a step, unless elements of it must be read or left out first: does one of these then.
   bool begin_step();
   void hold_next();
@@ -146,7 +149,7 @@ class Loader {
   RoundRobin order_;
   std::uint64_t batch_size_;
   std::uint64_t ahead_;  ///< Batches beyond a step that are loaded ahead for each rank.
-  bool drop_last_;
+  bool drop_last_, with_step_;
   std::uint64_t next_ = 0;        ///< The element to be assigned next.
   std::uint64_t step_ = 0;        ///< The step that it is assigned to, counted in this sharding.
   std::uint64_t step_first_ = 0;  ///< The first element of that step.

@@ -102,6 +102,7 @@ const data::Loader& SessionOwner::start_loading(const Config& config) {
     return std::make_unique<data::Loader>(std::move(source_), session::LoaderView(*session_), *manifest_,
                                           data::Loading{.batch_size = config.batch_size_per_device,
                                                         .prefetch = config.prefetch,
+                                                        .with_step = config.prefetch == 0,
                                                         .drop_last = config.data.drop_last});
   });
   std::thread([loader = loader_.get()] { loader->run(); }).detach();

@@ -12,7 +12,7 @@ void View::wake_everyone() const noexcept {
 void HostView::ask_for(const Assignment& assignment) const noexcept {
   control().assignment = assignment;
   control().assignments.fetch_add(1);
-  ipc::wake_all(memory().control().finish);
+  for (auto* epoch : {&memory().control().finish, &memory().control().trigger}) ipc::wake_all(*epoch);
 }
 
 void SupervisorView::clear_record(int rank) const noexcept {
