@@ -359,6 +359,9 @@ void bind_manager(nb::module_& module) {
              note_context();
              waiting([&m = self.started()] { m.recover(); });
            })
+      .def(
+          "call", [](Handle& self, int rank) { waiting([&, &m = self.started()] { m.call(rank); }); },
+          nb::arg("rank"), "The replica of the rank makes the call that Calls has for it.")
       .def_prop_ro("fork_server_ended", [](Handle& self) { return self.started().fork_server_ended(); })
       .def_prop_ro(
           "replaces_runners",

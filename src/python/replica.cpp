@@ -132,6 +132,10 @@ class PythonReplica final : public replica::Replica {
     called([&] { (*replica_).attr("load_parameters")(); });
   }
 
+  void call() override {
+    called([&] { (*replica_).attr("call")(); });
+  }
+
   replica::TeamMember* team_member() override {
     return called([&] {
       const nb::object member = (*replica_).attr("team_member")();

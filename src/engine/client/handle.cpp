@@ -25,6 +25,7 @@
 #include "engine/client/checkpoints.hpp"
 #include "engine/client/owned_manager.hpp"
 #include "engine/client/statistics.hpp"
+#include "engine/client/step_report.hpp"
 #include "engine/client/stepper.hpp"
 #include "engine/manager/role.hpp"
 #include "engine/session/spans.hpp"
@@ -289,6 +290,20 @@ void Handle::zero_grad() {
   const State::Use use(*state_, "zero_grad");
   state_->stepper->zero_gradients();
   state_->overwrites = false;
+}
+
+void Handle::call(int rank) {
+  const State::Use use(*state_, "call");
+  state_->check_open("call");
+  if (rank < 0 || rank >= session()->ranks())
+    throw UsageError(
+        fmt::format("call(): rank is {}; the session has ranks 0 to {}", rank, session()->ranks() - 1));
+  const auto outcome = state_->stepper->call(rank, state_->config.step_timeout);
+  if (outcome.status == StepStatus::ok) return;
+  if (outcome.status != StepStatus::runner_lost) throw SessionError(fmt::format("call(): {}", outcome.error));
+  const auto causes = last_causes(*session());
+  throw RunnerError(fmt::format("call(): {}; what it was to return is lost", text_of(causes)),
+                    causes.empty() ? -1 : causes.back().rank, "call");
 }
 
 std::vector<bool> Handle::touched() const {

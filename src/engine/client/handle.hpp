@@ -72,6 +72,9 @@ class Handle {
 
   StepResult step(const StepOptions& options = {});
   void zero_grad();
+  /// Between two steps, Replica::call() of the rank, which finds itself what is to be called. Blocks for at
+  /// most `step_timeout`. Throws RunnerError when a runner is lost meanwhile, SessionError after the timeout.
+  void call(int rank);
   /// See Manager::touched().
   std::vector<bool> touched() const;
   /// Records of some parameters, by their numbers in the manifest, that the host has given them a gradient or

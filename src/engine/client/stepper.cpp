@@ -152,6 +152,21 @@ void Stepper::refuse_without_weight(StepResult& result) const {
   result.error = text;
 }
 
+Stepper::Outcome Stepper::call(int rank, double timeout_s) {
+  const std::function<bool()> interrupted = base::interrupted;
+  const base::Patience patience(timeout_s, interrupted);
+  auto outcome = assemble(patience);
+  if (outcome.status == StepStatus::ok && (participants_ >> rank & 1) == 0)
+    throw UsageError(fmt::format("call(): the team has no rank {}", rank));
+  calling_rank_ = rank;
+  StepResult result;
+  if (outcome.status == StepStatus::ok)
+    outcome = attempt(Purpose::call, {.repeat = true, .parameters_changed = false}, patience, result);
+  if (outcome.status == StepStatus::runner_lost) assemble(patience);  // Then its loss is on record.
+  if (patience.thrown()) std::rethrow_exception(patience.thrown());
+  return outcome;
+}
+
 void Stepper::check_repeatable() const {
   if (session_.header().keeps_last_step == 0)
     throw UsageError(
@@ -316,7 +331,7 @@ Stepper::Outcome Stepper::attempt(Purpose purpose, const StepOptions& options, c
   const double loss_scale = loss_scaler_.scale(committed_loss_scale());
   session::SpanScope span(spans_, Activity::attempt, step_under_way());
   const auto& control = session_.control();
-  const bool skip = purpose == Purpose::skip;
+  const bool skip = purpose != Purpose::compute;
   const bool keep =
       config_.on_nonfinite == NonfinitePolicy::keep && nonfinite_in_a_row_ < config_.nonfinite_limit;
   release_idle_threads();
@@ -331,6 +346,7 @@ Stepper::Outcome Stepper::attempt(Purpose purpose, const StepOptions& options, c
               .refuse_overflow = loss_scaler_.can_lower(loss_scale),
               .skip = skip,
               .repeat = options.repeat,
+              .call = purpose == Purpose::call ? static_cast<std::uint32_t>(calling_rank_) + 1 : 0,
               .device_team = skip ? session::DeviceTeam{} : device_team(),
               .parameter_version = control.parameter_version.load(),
               .loss_scale = loss_scale,

@@ -65,6 +65,9 @@ class Stepper {
   /// Blocks until the team is ready for an attempt and elements are assigned to it, or until patience is
   /// over. repeat: for the last step again, which the same team must make.
   Outcome assemble(const base::Patience& patience, bool repeat = false);
+  /// The replica of the rank makes the call that was left for it, in an attempt in which nothing else
+  /// happens. Blocks for at most `timeout_s`. Throws UsageError if the team has no such rank.
+  Outcome call(int rank, double timeout_s);
 
   /// Whether the manager is gone. If so, its processes have been ended, and an attempt under way has been
   /// aborted or finished. Blocks while they end.
@@ -73,7 +76,7 @@ class Stepper {
   void manager_recovered() noexcept { manager_loss_.reset(); }
 
  private:
-  enum class Purpose { compute, skip };
+  enum class Purpose { compute, skip, call };
   /// What wait() remembers from one look to the next.
   struct Wait {
     const base::Patience& patience;
@@ -116,6 +119,7 @@ class Stepper {
   LossScaler loss_scaler_;
   Touched touched_;
   session::RankMask participants_ = 0;  ///< Ranks of the attempt that assemble() prepared.
+  int calling_rank_ = 0;                ///< Of the last call().
   session::Shares even_shares_;
   std::optional<MeasuredShares> measured_shares_;
   int nonfinite_in_a_row_ = 0;

@@ -188,6 +188,9 @@ class Replica {
   /// Waits for the work of run(), hands the remaining gradients to the sink, then reads loss and scalars.
   virtual Totals collect() = 0;
 
+  /// Between two steps: makes the call that the host has left for it. The call's own errors are its result.
+  virtual void call() {}
+
   /// The part of the device in teams, which lives as long as the replica. Null: it has none. Throws
   /// UsageError if what it takes is missing. Call it after bind().
   virtual TeamMember* team_member() { return nullptr; }

@@ -213,12 +213,16 @@ void Runner::attempt(std::uint64_t number) {
   ballot_ = {};
   base::log().debug("attempt {} begins", number);
   try {
-    const bool skips = session_.control().request.skip != 0;
+    const auto& request = session_.control().request;
+    const bool skips = request.skip != 0;
     if (!skips && team_part_->follow(number)) parameter_version_ = unknown_version;
     if (write_guard_) write_guard_->begin();
     replica_->begin_attempt();
     if (buffer_version_ != session_.control().buffer_version.load()) load_state();  // The host wrote buffers.
-    if (skips) {
+    if (request.call != 0) {
+      ballot_.parameter_version = request.parameter_version;
+      if (request.call == static_cast<std::uint32_t>(rank_) + 1) replica_->call();
+    } else if (skips) {
       skip();
     } else {
       compute();

@@ -190,6 +190,9 @@ struct Request {
   std::uint32_t refuse_overflow = 0;   ///< 1: they refuse it as Reason::overflow if only gradients are not.
   std::uint32_t skip = 0;              ///< 1: consume the batches and change nothing else.
   std::uint32_t repeat = 0;  ///< 1: compute on the batches of the last committed attempt, and consume none.
+  /// 1 more than the rank whose replica makes the call that the host has left for it; with `skip` and
+  /// `repeat`, so that nothing else happens. 0: none.
+  std::uint32_t call = 0;
   DeviceTeam device_team{};
   std::uint64_t parameter_version = 0;
   double loss_scale = 1;        ///< A power of two. Slabs have gradients times this, the master without it.

@@ -208,7 +208,7 @@ void Reduction::publish_counters(const Request& request) const noexcept {
   auto& after = session_->counters(valid ^ 1);
   const auto total = tally(*session_, request);
   after.steps = before.steps + (request.skip == 0 ? 1 : 0);
-  after.skips = before.skips + (request.skip == 0 ? 0 : 1);
+  after.skips = before.skips + (request.skip == 0 || request.call != 0 ? 0 : 1);
   after.samples = before.samples + total.samples;
   const bool repeats = request.repeat != 0;
   after.elements = before.elements + (repeats ? 0 : total.elements);

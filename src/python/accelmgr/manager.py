@@ -413,6 +413,22 @@ class Manager(Driver):
             return self.rebind()
         self._fork_anew(self._handle.refresh)
 
+    def call(self, function: Callable[[torch.nn.Module], Any], rank: int = 0) -> Any:
+        """Returns what `function(model)` returns in the runner of `rank`, with its model, and its globals in a fork.
+
+        For what forward() has left there: a metric, a counter, a list. It runs between two steps, in no try of one;
+        what it changes stays in that runner, and buffers come back with the next step. What it returns is pickled.
+        Blocks, for at most `step_timeout`. Raises UsageError for a function that cannot be pickled and for models of
+        services, ModelError with the traceback of what the function has raised, RunnerError when the runner is lost.
+        """
+        self._check_owner("call")
+        if (calls := self._delivery.calls) is None:
+            raise UsageError("call(): the model of this manager is no module that was passed to it")
+        calls.put(function, self._method == "fork")
+        with self._waiting():
+            self._handle.call(rank)
+        return calls.result()
+
     def _fork_anew(self, call: Callable[[], None]) -> None:
         """The processes that `call` makes know all that this process has changed."""
         self._check_owner(call.__name__)

@@ -16,6 +16,7 @@ from accelmgr import _native
 from accelmgr._common import grown_buffers
 from accelmgr._common import torch_settings as _settings
 from accelmgr._common.buffers import FORMS, KEPT
+from accelmgr._common.calls import Calls
 from accelmgr._common.feed import Feed, is_of_thread
 from accelmgr._common.grown_buffers import Forms, GrownBuffers
 from accelmgr._common.kept_attributes import kept_attributes
@@ -74,6 +75,7 @@ class Delivery:
         self.grown: Forms = {}
         """Of buffers that the first micro-batch makes larger, and of attributes that are kept with them."""
         self._needed: GrownBuffers | None = None
+        self.calls: Calls | None = None
         self.feed: Feed | None = None
 
     def begin(self, start_method: str, owner: object) -> list[str]:
@@ -87,12 +89,14 @@ class Delivery:
         if self._model is not None:
             self.record = Record()
             self._needed = GrownBuffers()
+            self.calls = Calls()
         options = {
             **self._options,
             "torch_seed": torch.initial_seed(),
             "long": self._long.address if self._long is not None else "",
             "grown": self.grown,
             "needed": self._needed.address if self._needed is not None else "",
+            "calls": self.calls.address if self.calls is not None else "",
             "settings": _settings.sendable(settings),
             "host": os.getpid(),
             "places": module_places(self._model) if self._model is not None else 0,
@@ -183,7 +187,7 @@ class Delivery:
 
     def close(self) -> None:
         """Ends the payload. The feed stays: another start may need it."""
-        for kept in (self._payload, self._long, self.record, self._needed):
+        for kept in (self._payload, self._long, self.record, self._needed, self.calls):
             if kept is not None:
                 kept.close()
 

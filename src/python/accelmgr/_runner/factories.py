@@ -142,7 +142,8 @@ def make_replica(
         needed = functools.partial(tell, received.options["needed"])
         has_values = False
         if computes:
-            changes = Changes(model, received.options["host"], received.options["places"])
+            told = received.options
+            changes = Changes(model, told["host"], told["places"], told["calls"])
     if not computes:
         {"cuda": _cuda.check_build, "accelerator": check_build}.get(device, lambda: None)()
     if device != "cpu" and computes:

@@ -20,6 +20,7 @@ import torch
 from accelmgr import _native
 from accelmgr._common import torch_settings
 from accelmgr._common.buffers import Buffers
+from accelmgr._common.calls import answer
 from accelmgr._common.describe import describe
 from accelmgr._common.elements import PICKLED, collated, mapped, restore_structure, structure_of
 from accelmgr._common.grown_buffers import Forms
@@ -186,9 +187,10 @@ class Gradients:
 class Changes:
     """What the host has published since the processes began: attributes of modules, settings of torch."""
 
-    def __init__(self, model: torch.nn.Module, host: int, places: int) -> None:
-        """host: its pid. places: see Structure."""
+    def __init__(self, model: torch.nn.Module, host: int, places: int, calls: str) -> None:
+        """host: its pid. places: see Structure. calls: the address of the host's Calls."""
         self._reader = Reader(host)
+        self._calls = calls
         self.places = places
         self._model = model
 
@@ -206,6 +208,10 @@ class Changes:
             before = attributes.get(name)
             if type(value) is not type(before) or not _written_in_place(before, value):
                 attributes[name] = value
+
+    def call(self) -> None:
+        """What the host has put into its Calls, with the model as the script knows it."""
+        answer(self._calls, self._model._modules[""] if isinstance(self._model, Objective) else self._model)
 
 
 def _written_in_place(before: Any, value: Any) -> bool:
@@ -314,6 +320,10 @@ class Replica:
         self._buffers.begin_attempt()
         if self._gradients is not None:
             self._gradients.forget()
+
+    def call(self) -> None:
+        assert self._changes is not None
+        self._changes.call()
 
     def load_parameters(self) -> None:
         """Nothing is to be done where the model's parameters are the master's."""

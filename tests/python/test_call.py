@@ -1,0 +1,86 @@
+"""Checks Manager.call(): functions of the host that run in a runner."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+import torch
+from torch import nn
+
+import accelmgr
+
+SEEN: list[float] = []
+"""forward() adds to it, in each runner to its own."""
+
+
+class Metric(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+        self.register_buffer("total", torch.zeros(()))
+        self.counts: dict[str, int] = {"calls": 0}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.counts["calls"] += 1
+        SEEN.append(x.sum().item())
+        self.total += x.sum()
+        return (self.weight * x).mean()
+
+
+class Rows(torch.utils.data.Dataset[torch.Tensor]):
+    def __len__(self) -> int:
+        return 1000
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor(float(index))
+
+
+def seen(model: Metric) -> list[float]:
+    return SEEN
+
+
+def start(**options) -> accelmgr.Manager:
+    return accelmgr.Manager(Metric(), Rows(), nprocs=2, batch_size_per_device=1, **options)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_what_forward_has_left_in_a_runner_is_read_and_changed(method):
+    by = 10
+    with start(start_method=method, refresh="never") as manager:
+        assert manager.call(lambda model: model.counts) == {"calls": 0}, "before the first step"
+        for _ in range(3):
+            assert manager.step().ok
+        assert manager.call(lambda model: model.counts) == {"calls": 3}
+        assert (manager.call(seen), manager.call(seen, rank=1)) == ([0, 2, 4], [1, 3, 5])
+        assert not SEEN, "the host's own"
+
+        def reset(model: Metric) -> torch.Tensor:
+            model.counts["calls"] = by
+            return model.total.clone() if model.total.zero_() == 0 else model.total
+
+        assert manager.call(reset) == 0
+        statistics = manager.statistics()
+        assert (statistics.steps, statistics.elements, statistics.skips) == (3, 6, 0), "a call is no step"
+        result = manager.step()
+        assert result.ok and manager.model.total == 6, "element 6 alone"
+        assert manager.call(lambda model: model.counts["calls"]) == by + 1
+
+
+def test_errors_of_a_function_are_told_and_nothing_is_lost():
+    with start() as manager:
+        assert manager.step().ok
+        with pytest.raises(accelmgr.ModelError, match="ZeroDivisionError"):
+            manager.call(lambda model: 1 / 0)
+        with pytest.raises(accelmgr.ModelError, match="cannot pickle"):
+            manager.call(lambda model: (number for number in (1, 2)))
+        with pytest.raises(accelmgr.UsageError, match="rank is 2; the session has ranks 0 to 1"):
+            manager.call(seen, rank=2)
+        file = open(os.devnull)
+        with pytest.raises(accelmgr.UsageError, match="cannot be sent to a runner"), file:
+            manager.call(lambda model: file)
+        with pytest.raises(accelmgr.RunnerError, match="killed by signal 9"):
+            manager.call(lambda model: os.kill(os.getpid(), signal.SIGKILL), rank=1)
+        assert manager.step().loss == 2.5, "elements 2 and 3"
+        assert manager.call(seen, rank=1) == [3], "of its replacement"
