@@ -272,6 +272,8 @@ void bind_manager(nb::module_& module) {
       .def_prop_ro(
           "device", [](const Handle& self) { return config::name_of(self.loaded().config.runners.device); },
           "runners.device.")
+      .def_prop_ro("protects_parameters",
+                   [](const Handle& self) { return self.loaded().config.runners.protect_parameters; })
       .def_prop_ro(
           "kinds",
           [](const Handle& self) {

@@ -132,6 +132,10 @@ class PythonReplica final : public replica::Replica {
     called([&] { (*replica_).attr("load_parameters")(); });
   }
 
+  void parameter_changed(const std::string& name) override {
+    called([&] { (*replica_).attr("parameter_changed")(name); });
+  }
+
   void call() override {
     called([&] { (*replica_).attr("call")(); });
   }

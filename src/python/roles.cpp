@@ -40,7 +40,10 @@ void expect_runners(const Config& config) {
   if (config.runners.device == Device::xla) nb::module_::import_("accelmgr._runner.xla").attr("preload")();
 }
 
-void begin_fork_server() { nb::module_::import_("accelmgr._common.child").attr("begin_fork_server")(); }
+void forget_values() {
+  const Locked lock;
+  nb::module_::import_("accelmgr._common.child").attr("forget_values")();
+}
 
 // The manager gets one compute thread, whatever its parent had: it only reads data and describes a model,
 // while runners compute.
@@ -73,7 +76,7 @@ void embed(std::vector<std::string> command) {
                   .around_fork = fork_in_python,
                   .forked = begin_process,
                   .runners_expected = expect_runners,
-                  .fork_server_began = begin_fork_server,
+                  .forget_values = forget_values,
                   .manager_began = begin_manager,
                   .runner_began = begin_runner});
 }

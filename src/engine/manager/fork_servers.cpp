@@ -49,7 +49,7 @@ ipc::ForkServerClient fork_first_server(const Config& config, int host_pidfd,
                                         std::span<const int> close_in_fork_server) {
   interpreter().runners_expected(config);
   auto options = options_of(-1, getpid(), host_pidfd);
-  options.begin = interpreter().fork_server_began;
+  options.begin = interpreter().forget_values;
   return ipc::ForkServerClient::start(runner_main(config), std::move(options), close_in_fork_server);
 }
 

@@ -21,9 +21,9 @@ struct Interpreter {
   /// Called in the process that will fork the runners of `config`, before it does: loads what all of them
   /// need. It must start no thread.
   std::function<void(const Config&)> runners_expected = [](const Config&) {};
-  /// Called in a fork server that the manager has forked, before it forks anything: frees what only the
-  /// manager needs. The interpreter is as in the manager, which was inside it.
-  std::function<void()> fork_server_began = [] {};
+  /// Called in a fork server that the manager has forked, before it forks anything, and in the manager when it
+  /// has described model and data: frees copies of the host's values, which the host moves into the session.
+  std::function<void()> forget_values = [] {};
   /// Called in the manager process once it has forked its fork server, before other threads use the
   /// interpreter.
   std::function<void()> manager_began = [] {};

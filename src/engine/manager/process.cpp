@@ -129,6 +129,7 @@ ChosenDevices with_devices_of_session(const Config& config) {
   base::log().info("the manager (pid {}) begins; its fork server is process {}", getpid(), fork_server.pid());
   call_at_begin();
   const auto prepared = [&](const session::Session& session, bool needs_values) {
+    interpreter().forget_values();
     protocol::send_prepared(socket, session.fds(), needs_values,
                             base::Deadline::in_seconds(config.start_timeout));
   };

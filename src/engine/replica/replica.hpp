@@ -188,6 +188,8 @@ class Replica {
   /// Waits for the work of run(), hands the remaining gradients to the sink, then reads loss and scalars.
   virtual Totals collect() = 0;
 
+  /// run() has changed a parameter and not put it back, which is an error.
+  virtual void parameter_changed(const std::string& /*name*/) {}
   /// Between two steps: makes the call that the host has left for it. The call's own errors are its result.
   virtual void call() {}
 

@@ -333,7 +333,16 @@ void Runner::micro_batch(Batches::Filled filled) {
   if (base::fault_point(FaultPhase::forward) == base::FaultEffect::nan)
     divisor = std::numeric_limits<double>::quiet_NaN();
   replica_->run(batches_.fields_of(filled), divisor);
-  if (write_guard_) write_guard_->check();
+  if (const auto name = write_guard_ ? write_guard_->check() : ""; !name.empty()) {
+    replica_->parameter_changed(name);
+    throw ModelError(
+        fmt::format("forward() or backward() changed the parameter '{}' and did not put it back: parameters "
+                    "are the host's, "
+                    "and the change would be lost. Make it a buffer, change it between steps in the host, "
+                    "or, with one runner, "
+                    "set runners.protect_parameters=false",
+                    name));
+  }
   ballot_.samples += filled.elements;
   ballot_.elements += filled.elements + filled.left_out;
   ++ballot_.micro_batches;

@@ -103,7 +103,9 @@ bool moved(const std::byte* now, const std::byte* before, std::uint64_t count,
 
 bool moved(const session::TensorEntry& tensor, const std::byte* now, const std::byte* before) {
   const auto count = tensor.elements();
-  switch (session::element_of(tensor.dtype).value_or(session::Element::f32)) {
+  if (tensor.group == session::Group::frozen || !session::element_of(tensor.dtype))
+    return std::memcmp(now, before, tensor.bytes()) != 0;
+  switch (*session::element_of(tensor.dtype)) {
     case session::Element::f64:
       return moved<double>(now, before, count);
     case session::Element::bf16:
@@ -113,7 +115,6 @@ bool moved(const session::TensorEntry& tensor, const std::byte* now, const std::
     case session::Element::f32:
       break;
   }
-  if (!session::element_of(tensor.dtype)) return std::memcmp(now, before, tensor.bytes()) != 0;
   return moved<float>(now, before, count);
 }
 
@@ -145,8 +146,8 @@ void WriteGuard::begin() {
   ipc::populate_read(region.begin, region.bytes);
 }
 
-void WriteGuard::check() {
-  if (pages.load() == of_master) return;
+std::string WriteGuard::check() {
+  if (pages.load() == of_master) return {};
   const ipc::Mapping master(region.fd, static_cast<std::uint64_t>(region.offset), region.bytes,
                             ipc::Access::read);
   std::string name;
@@ -154,13 +155,7 @@ void WriteGuard::check() {
     if (name.empty() && moved(tensor, region.begin + tensor.offset, master.data() + tensor.offset))
       name = tensor.name;
   begin();
-  if (!name.empty())
-    throw ModelError(fmt::format(
-        "forward() or backward() changed the parameter '{}' and did not put it back: parameters are the "
-        "host's, "
-        "and the change would be lost. Make it a buffer, change it between steps in the host, or, with one "
-        "runner, set runners.protect_parameters=false",
-        name));
+  return name;
 }
 
 }  // namespace accelmgr::runner

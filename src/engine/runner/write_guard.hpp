@@ -4,6 +4,8 @@
 // One that was not taken back would be lost: it is an error.
 #pragma once
 
+#include <string>
+
 #include "engine/session/manifest.hpp"
 #include "engine/session/views.hpp"
 
@@ -18,9 +20,9 @@ class WriteGuard {
   /// Makes the parameters the master's again. Call it before an attempt, which may find what an earlier one
   /// left.
   void begin();
-  /// The same, after a micro-batch. Throws ModelError, with the name, if a parameter was not put back.
-  /// Differences from rounding are dropped.
-  void check();
+  /// The same, after a micro-batch. Returns the name of a parameter that was not put back, or nothing.
+  /// Differences from rounding are dropped, but not of a frozen parameter.
+  [[nodiscard]] std::string check();
 
  private:
   const session::Manifest& manifest_;

@@ -277,7 +277,8 @@ class Manager(Driver):
     def _start_with(self, method: str, command: list[str]) -> None:
         unstarted = self._handle
         try:
-            settings = self._delivery.begin(method, self) + self._of_loader
+            constants = unstarted.device == "cpu" and unstarted.protects_parameters
+            settings = self._delivery.begin(method, self, constants) + self._of_loader
             if arguments.is_named(self._dataset) and "data.factory" in unstarted.set_keys and unstarted.epochs is None:
                 settings.append("data.epochs=1")
             settings += self._continues.settings if self._continues is not None else []
@@ -331,14 +332,18 @@ class Manager(Driver):
         self._delivery.release_values()
 
     def _makes_room(self) -> bool:
-        """Starts again if runners need room for larger buffers. These processes have trained nothing yet."""
-        if self._handle.statistics().steps != self._first_step or not self._delivery.makes_room():
+        """Starts again if runners need room for buffers that are larger, or change."""
+        steps = self._handle.statistics().steps
+        if not self._delivery.makes_room(trained=steps != self._first_step):
             return False
+        self._start_again(steps)
+        return True
+
+    def _start_again(self, steps: int) -> None:
         continuation = self._end_processes()
-        if self._first_step:  # After rebind(), or resumed.
+        if steps:
             self._continues = continuation
         self.start()
-        return True
 
     def _end_processes(self) -> _Continuation:
         """Ends them, so that start() can start others. Returns where they stood."""
@@ -453,6 +458,12 @@ class Manager(Driver):
         logger.warning("the fork server was lost; this process forks another, and repeats the step")
         self.refresh()
         return True
+
+    def _check(self) -> None:
+        if changing := self._bound.changing():
+            self._delivery.make_room(changing)
+            self._start_again(self._handle.statistics().steps)
+        super()._check()
 
     def _follow(self) -> None:
         if self._refreshes == "always":

@@ -17,6 +17,7 @@ from typing import Any, NoReturn, TypeGuard
 
 import torch
 
+from accelmgr._common.constants import CHANGES, Constants
 from accelmgr._common.grown_buffers import Form, Forms, form_of
 from accelmgr._common.kept_attributes import LARGEST_BYTES, MISSING, Before, is_tensor, kept_attributes, same
 from accelmgr.errors import ModelError
@@ -99,6 +100,9 @@ class Buffers:
         """
         self._model = model
         self._tell = tell
+        constants = dict(Constants(model).named)
+        if grown is not None:
+            grown = {name: form for name, form in grown.items() if form != CHANGES}
         self._began = False  # Steps were committed.
         self._before: Before | None = None
         self.places: list[Place] = []
@@ -112,9 +116,9 @@ class Buffers:
         kept = len(self.places)
         for prefix, module in model.named_modules(remove_duplicate=False):
             for key, tensor in module._buffers.items():
-                if tensor is not None and tensor.is_quantized:
-                    continue
                 name = f"{prefix}.{key}" if prefix else key
+                if name in constants or (tensor is not None and tensor.is_quantized):
+                    continue
                 identity = (id(module), key) if tensor is None else id(tensor)
                 if tensor is None and identity not in seen and name not in (grown or {}):
                     self._empty.append((name, module._buffers, key))

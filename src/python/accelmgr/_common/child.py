@@ -68,8 +68,8 @@ def _take_locks() -> None:
         sys.modules["numpy.random"].get_state()
 
 
-def begin_fork_server() -> None:
-    """Called in a fork server that a manager has forked. Its copies of pages of the host would live long."""
+def forget_values() -> None:
+    """Called in a manager, and in its fork server. Copies of the host's pages would live as long as they."""
     for objects in FORKED_OBJECTS.values():
         objects["forget_values"]()
 

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from accelmgr import _native
 from accelmgr._common.buffers import ASSIGNED, FIRST, FORMS, KIND, NONE, OTHER, Buffers
+from accelmgr._common.constants import Constants
 from accelmgr._common.grown_buffers import Forms
 from accelmgr._common.memory import named_tensors
 from accelmgr._common.record import Record
@@ -53,14 +54,18 @@ def leaves_of(parameter: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
 
 
 def named_leaves(model: torch.nn.Module, remove_duplicate: bool = True) -> list[tuple[str, torch.Tensor]]:
-    """What the session holds of a model's parameters."""
+    """What the session holds of a model's parameters, and large buffers that nobody changes."""
     named = model.named_parameters(remove_duplicate=remove_duplicate)
-    return [(name + suffix, leaf) for name, parameter in named for suffix, leaf in leaves_of(parameter)]
+    leaves = [(name + suffix, leaf) for name, parameter in named for suffix, leaf in leaves_of(parameter)]
+    return leaves + Constants(model).named
 
 
 def named_buffers(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
     """What the session holds of a model's buffers."""
-    return [(name, buffer) for name, buffer in model.named_buffers() if not buffer.is_quantized]
+    constants = dict(Constants(model).named)
+    return [
+        (name, buffer) for name, buffer in model.named_buffers() if not buffer.is_quantized and name not in constants
+    ]
 
 
 def tensors_of(model: torch.nn.Module) -> list[torch.Tensor]:
@@ -163,11 +168,15 @@ def _versions(values: list[Any]) -> list[int]:
         return [value._version if has else 0 for value, has in zip(values, tensors, strict=True)]
 
 
+def _addresses(values: list[Any]) -> list[int]:
+    return [value.data_ptr() if isinstance(value, torch.Tensor) else 0 for value in values]
+
+
 class Changes:
     """Finds the buffers and modes that the host has changed since they were last sent to the runners.
 
-    A buffer has changed if it is another tensor or has another version, or, as far as COMPARED_BYTES, if its content is
-    not that of the last committed step: batch normalization writes statistics without a new version.
+    A buffer has changed if it is another tensor, or has another version or other memory; or, as far as COMPARED_BYTES,
+    if its content is not that of the last committed step: batch normalization writes statistics without a new version.
     """
 
     def __init__(
@@ -221,6 +230,7 @@ class Changes:
 
     def _find_dense(self) -> None:
         """Finds the buffers whose memory is like that in the session: those are copied and compared the fast way."""
+        self._addresses = _addresses(self._tensors)
         self._targets = [0] * len(self._forms_target)
         self._compared: dict[int, tuple[int, torch.Tensor]] = {}  # By address: number, tensor.
         self._irregular: list[int] = []
@@ -253,13 +263,12 @@ class Changes:
         return self._handle.differing_buffers(self._compared_targets)
 
     def _changed(self) -> set[int]:
-        """The indexes of buffers that were assigned, or have another version."""
+        """The indexes of buffers that were assigned, or have another version or other memory."""
         tensors = self._present()
         versions = _versions(tensors)
-        if versions == self._versions and all(map(operator.is_, tensors, self._tensors)):
-            return set()
-        pairs = zip(tensors, self._tensors, versions, self._versions, strict=True)
-        return {index for index, (now, was, one, other) in enumerate(pairs) if now is not was or one != other}
+        now = list(zip(map(id, tensors), versions, _addresses(tensors), strict=True))
+        was = list(zip(map(id, self._tensors), self._versions, self._addresses, strict=True))
+        return {index for index in range(len(now)) if now[index] != was[index]} if now != was else set()
 
     def not_kept(self) -> list[str]:
         """Attributes whose values the last committed step could not keep."""
@@ -291,7 +300,10 @@ class Changes:
             before if index in changed else now
             for index, (now, before) in enumerate(zip(_versions(self._tensors), self._versions, strict=True))
         ]
+        addresses = self._addresses
         self._find_dense()
+        for index in changed:
+            self._addresses[index] = addresses[index]
 
     def _take_forms(self, changed: set[int]) -> None:
         """Puts other tensors, or None, where forward() has done so."""

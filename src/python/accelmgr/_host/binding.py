@@ -12,6 +12,7 @@ import torch
 from accelmgr import _native
 from accelmgr._common import memory
 from accelmgr._common.buffers import FORMS, KEPT
+from accelmgr._common.constants import CHANGES, Constants
 from accelmgr._common.grown_buffers import Forms
 from accelmgr._common.model_changes import Changes, Structure, leaves_of, named_leaves
 from accelmgr._common.placement import private_copies
@@ -48,8 +49,10 @@ class Binding:
         self._not_kept: list[str] = []
         self._replacements = 0
         self.master = Master(handle, keeps_zeros)
+        self._constants: Constants | None = None
         if model is not None:
             self._structure = Structure(model)
+            self._constants = Constants(model)
             by_name = dict(named_leaves(model, remove_duplicate=False))
             self._leaves = [by_name[name] for name, _ in self.master.parameters]
         else:
@@ -59,6 +62,8 @@ class Binding:
     def bind(self, needs_values: bool, weights: Weights | None) -> None:
         """Moves the parameters into the session. See Master.bind()."""
         self.master.bind(self._leaves, needs_values, weights)
+        if self._constants is not None:
+            self._constants.note()
 
     def undo(self) -> None:
         """Gives the model memory of its own again, and its former gradients, after the start failed."""
@@ -88,6 +93,10 @@ class Binding:
             written = self._changes.written() if self._changes is not None else set()
             self._structure = Structure(self._model, self._structure.places)
             self._changes = Changes(self._model, self._structure, self._record, self._grown, self._handle, written)
+
+    def changing(self) -> Forms:
+        """Constants in whose place there is another tensor by now."""
+        return dict.fromkeys(self._constants.replaced(), CHANGES) if self._constants is not None else {}
 
     def check_buffers(self) -> None:
         """Raises ModelError if the model has other buffers than the session."""
@@ -143,7 +152,7 @@ class Binding:
                     "was changed"
                 )
             by_leaf |= {id(leaf): part for (_, leaf), (_, part) in zip(leaves, parts, strict=True)}
-        self.master.update([by_leaf[id(leaf)] for leaf in self._leaves])
+        self.master.update([by_leaf.get(id(leaf), leaf) for leaf in self._leaves])
 
     def send_changes(self, everything: bool = False) -> None:
         """Sends what has changed to the runners. everything: all buffers."""
@@ -183,6 +192,8 @@ class Binding:
         buffers = dict(memory.named_tensors(self._handle.buffers()))
         for name in (FORMS, KEPT):
             buffers.pop(name, None)
+        if self._constants is not None:
+            buffers |= {name: tensor.clone() for name, tensor in self._constants.named}
         return buffers
 
     def sync_buffers(self) -> None:

@@ -17,6 +17,7 @@ from accelmgr._common import grown_buffers
 from accelmgr._common import torch_settings as _settings
 from accelmgr._common.buffers import FORMS, KEPT
 from accelmgr._common.calls import Calls
+from accelmgr._common.constants import CHANGES, expect_constants
 from accelmgr._common.feed import Feed, is_of_thread
 from accelmgr._common.grown_buffers import Forms, GrownBuffers
 from accelmgr._common.kept_attributes import kept_attributes
@@ -78,10 +79,10 @@ class Delivery:
         self.calls: Calls | None = None
         self.feed: Feed | None = None
 
-    def begin(self, start_method: str, owner: object) -> list[str]:
+    def begin(self, start_method: str, owner: object, constants: bool) -> list[str]:
         """Makes everything ready for a manager process; returns the settings that lead it there.
 
-        A feed ends with `owner`.
+        A feed ends with `owner`. constants: runners see when the model writes to constants.
         """
         settings = _settings.current()
         if self._dataset is not None:
@@ -90,11 +91,14 @@ class Delivery:
             self.record = Record()
             self._needed = GrownBuffers()
             self.calls = Calls()
+            if constants:
+                expect_constants(self._model, self.grown)
         options = {
             **self._options,
             "torch_seed": torch.initial_seed(),
             "long": self._long.address if self._long is not None else "",
             "grown": self.grown,
+            "constants": constants,
             "needed": self._needed.address if self._needed is not None else "",
             "calls": self.calls.address if self.calls is not None else "",
             "settings": _settings.sendable(settings),
@@ -120,13 +124,22 @@ class Delivery:
         if isinstance(self._payload, ForkedModel):
             self._payload.options["settings"] = _settings.sendable(_settings.current())
 
-    def makes_room(self) -> bool:
-        """Whether runners have told of shapes that the next begin() makes room for, and this one has not."""
+    def makes_room(self, trained: bool) -> bool:
+        """Whether runners have told of buffers that the next begin() makes room for, and this one has not.
+
+        trained: steps were made; then it is too late for other shapes.
+        """
         needed = self._needed.read() if self._needed is not None else {}
+        if trained:
+            needed = {name: form for name, form in needed.items() if form == CHANGES}
+        return self.make_room(needed)
+
+    def make_room(self, needed: Forms) -> bool:
+        """Whether the next begin() does, and this one has not."""
         if needed.items() <= self.grown.items():
             return False
         logger.info(
-            "the manager starts again with room for what the first batch has given a shape: %s", ", ".join(needed)
+            "the manager starts again with room for what the model has changed or given a shape: %s", ", ".join(needed)
         )
         self.grown = self.grown | needed
         return True
@@ -183,7 +196,8 @@ class Delivery:
         """From the next begin() on."""
         self._model = model
         self._factory = None
-        self.grown = {name: self.grown[name] for name, *_ in kept_attributes(model, self.grown)}
+        kept = {name for name, *_ in kept_attributes(model, self.grown)}
+        self.grown = {name: form for name, form in self.grown.items() if name in kept or form == CHANGES}
 
     def close(self) -> None:
         """Ends the payload. The feed stays: another start may need it."""

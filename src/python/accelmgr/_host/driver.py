@@ -43,6 +43,10 @@ class Driver:
         if os.getpid() != self._owner:
             raise UsageError(f"{call}() in a forked child; the manager belongs to process {self._owner}")
 
+    def _check(self) -> None:
+        """Before a step: takes over what this process has done to parameters and gradients."""
+        self._bound.check()
+
     def _follow(self) -> None:
         """Before a step: makes the runners know what this process has changed since the last one."""
 
@@ -51,7 +55,7 @@ class Driver:
         return False
 
     def _makes_room(self) -> bool:
-        """Whether the session was made again, with room for what the first micro-batch has made larger or new."""
+        """Whether the session was made again, with room for what a micro-batch has made larger, new, or changed."""
         return False
 
     def _waiting(self) -> contextlib.AbstractContextManager[None]:
@@ -97,7 +101,7 @@ class Driver:
         self, timeout: float | None, accumulate: bool, parameters_changed: bool, repeat: bool
     ) -> _native.StepResult:
         with self._update.interrupted() if self._update is not None else contextlib.nullcontext():
-            self._bound.check()
+            self._check()
             self._follow()
             self._bound.send_changes()
             overwrites = not accumulate or self._handle.overwrites_next

@@ -127,7 +127,8 @@ class Master:
         for leaf, (name, parameter) in zip(leaves, self.parameters, strict=True):
             leaf.grad = None
             if needs_values:
-                parameter.copy_(leaf.detach() if weights is None else weights.value(name))
+                own = leaf.detach()
+                parameter.copy_(own if weights is None else weights.value(name, own))
             leaf.data = parameter
         self._leaves = leaves
 

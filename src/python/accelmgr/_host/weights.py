@@ -106,14 +106,13 @@ class Weights:
         tensor: torch.Tensor = file.get_tensor(name)
         return tensor
 
-    def value(self, parameter: str) -> torch.Tensor:
-        """Of the parameter of this name, after check()."""
-        found = self._found[parameter]
-        assert found is not None
-        return self._read(found)
+    def value(self, name: str, own: torch.Tensor) -> torch.Tensor:
+        """Of the parameter of this name, after check(); of a buffer `own`, which check() has loaded."""
+        found = self._found.get(name)
+        return own if found is None else self._read(found)
 
     def load(self, model: torch.nn.Module) -> None:
         """Writes all parameters, after check()."""
         with torch.no_grad():
             for name, parameter in model.named_parameters():
-                parameter.copy_(self.value(name))
+                parameter.copy_(self.value(name, parameter))

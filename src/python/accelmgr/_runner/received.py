@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from accelmgr._common.constants import expect_constants
 from accelmgr._common.memfd import FORKED_OBJECTS, MAP_NORESERVE, open_memfd
 from accelmgr._common.model_changes import named_buffers
 from accelmgr._common.pickling import KnownUnpickler, load_dataset
@@ -100,10 +101,15 @@ class Received:
         self._objects.seek(self._section(what)[0])
         return KnownUnpickler(self._objects, tensors).load()
 
+    def _expect_constants(self, model: torch.nn.Module) -> torch.nn.Module:
+        if self.options["constants"]:
+            expect_constants(model, self.options["grown"])
+        return model
+
     def model(self) -> torch.nn.Module:
         """Makes the model. It has the initial values, unless these are in the session already."""
         if self._forked is not None:
-            model: torch.nn.Module = self._forked["model"]
+            model = self._expect_constants(self._forked["model"])
             for parameter in model.parameters():  # The host's gradients are not those of a replica.
                 parameter.grad = None
             # Private ones, also if the host has them in shared memory.
@@ -117,10 +123,10 @@ class Received:
         model, attached = self._unpickle("model", tensors)
         for found in attached:
             found.attach(tensors[found.number])
-        return model
+        return self._expect_constants(model)
 
     def _made(self, factory: Callable[[], torch.nn.Module]) -> torch.nn.Module:
-        model = factory()
+        model = self._expect_constants(factory())
         tensors = tensors_of(model)
         slots = self._parts["slots"]
         found, expected = [

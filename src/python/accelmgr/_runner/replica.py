@@ -21,6 +21,7 @@ from accelmgr import _native
 from accelmgr._common import torch_settings
 from accelmgr._common.buffers import Buffers
 from accelmgr._common.calls import answer
+from accelmgr._common.constants import CHANGES, Constants
 from accelmgr._common.describe import describe
 from accelmgr._common.elements import PICKLED, collated, mapped, restore_structure, structure_of
 from accelmgr._common.grown_buffers import Forms
@@ -256,6 +257,8 @@ class Replica:
         self._autocast_dtype = AUTOCAST_DTYPES.get(autocast)
         self._structure = Structure(model, changes.places if changes is not None else 0)
         self._buffers = Buffers(model, grown, tell)
+        self._constants = Constants(model)
+        self._tell = tell
         self._followed = NOTHING + self._structure.modes
         self._modes = bytearray(self._followed)
         self._modes_tensor = torch.frombuffer(self._modes, dtype=torch.uint8)
@@ -288,7 +291,7 @@ class Replica:
             for prefix, module in self._model.named_modules(remove_duplicate=False)
             if isinstance(module, torch.nn.modules.batchnorm._NormBase)
             for name in module._parameters
-        ]
+        ] + [name for name, _ in self._constants.named]
         return parameters, buffers, self._has_values, exact
 
     def bind(self, places: list[Place], sink: _native.Sink) -> None:
@@ -296,6 +299,7 @@ class Replica:
         for parameter, (memory, dtype, strides) in zip(self._parameters, places, strict=True):
             parameter.data = tensor_over(memory, dtype, parameter.shape, strides)
         self._addresses = list(map(_address, self._parameters))
+        self._constants.note()
         self._sink = sink
         self._gradients = Gradients(self._parameters, sink)
 
@@ -427,10 +431,18 @@ class Replica:
     def collect(self) -> tuple[float, list[tuple[str, float]]]:
         if self._gradients is not None:
             self._gradients.rest()
+        for name in self._constants.replaced():
+            self.parameter_changed(name)
         self._check()
         for text in self._buffers.check_room():
             self._warn(text)
         return self._totals()
+
+    def parameter_changed(self, name: str) -> None:
+        """By forward() or backward(). Of a parameter that is an error, and of a constant, too, which the host hears."""
+        if self._tell is not None and name in dict(self._constants.named):
+            self._tell({name: CHANGES})
+            raise ModelError(f"the model changed its buffer '{name}'")
 
     def _totals(self) -> tuple[float, list[tuple[str, float]]]:
         # item() only here: each number is read once, after all computation.
