@@ -13,6 +13,11 @@ SCRIPT = ("__main__", "__mp_main__")
 LIBRARIES = (os.path.dirname(os.path.dirname(__file__)), *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")))
 
 
+def is_of_script(name: str | None) -> bool:
+    """Whether a module of that name is the script's, or none: what exec() has run in a namespace of its own."""
+    return name in SCRIPT or (name is not None and name not in sys.modules)
+
+
 @functools.cache
 def is_of_library(name: str | None) -> bool:
     """Whether it names a module of a library. One that cannot be imported here is the script's."""
