@@ -8,6 +8,7 @@ import logging
 import pathlib
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 
 import pytest
@@ -202,11 +203,26 @@ print(losses)
 """
 
 
-def test_globals_closures_and_classes_of_the_script_are_followed(tmp_path: pathlib.Path) -> None:
+RUN = {
+    "a script": SCRIPT,
+    "exec() in a namespace": f"exec({SCRIPT!r}, {{'__name__': 'cell'}})",
+    "a process of multiprocessing": f"""\
+import multiprocessing
+if __name__ == "__main__":
+    process = multiprocessing.get_context("spawn").Process(target=print)
+    process.start()
+    process.join()
+else:
+{textwrap.indent(SCRIPT, "    ")}""",
+}
+
+
+@pytest.mark.parametrize("way", RUN)
+def test_globals_closures_and_classes_of_the_script_are_followed(tmp_path: pathlib.Path, way: str) -> None:
     script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
+    script.write_text(RUN[way])
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120)
-    assert done.stdout == "[1.0, 3.0, 15.0, 7.0]\n", done.stderr
+    assert done.stdout.strip() == "[1.0, 3.0, 15.0, 7.0]", done.stderr
 
 
 def test_what_recover_has_forked_is_what_later_changes_are_compared_with() -> None:

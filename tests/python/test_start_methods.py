@@ -240,6 +240,19 @@ def test_a_fork_of_a_host_whose_libraries_have_threads_computes(tmp_path):
             thread.join()
 
 
+def test_a_thread_that_is_not_the_first_one_may_start_a_manager(tmp_path):
+    """In the fork the stack of that thread is free, and another thread takes it."""
+    manager = accelmgr.Manager(Told(tmp_path), Count(), nprocs=2, start=False, start_method="fork")
+    try:
+        for call in (manager.start, manager.refresh):
+            thread = threading.Thread(target=call)
+            thread.start()
+            thread.join()
+            assert manager.step(accumulate=False).ok
+    finally:
+        manager.stop()
+
+
 def test_a_lost_fork_server_is_forked_again_and_the_step_repeated(tmp_path):
     model = Told(tmp_path)
     with accelmgr.Manager(model, lines(), nprocs=2, start_method="fork") as manager:

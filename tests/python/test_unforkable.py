@@ -79,6 +79,41 @@ if __name__ == "__main__":
 """
 
 
+COMPILED = """
+import torch
+import accelmgr
+
+class Line(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(4))
+
+    def forward(self, x):
+        return {"loss": (self.weight * x).sum()}
+
+@torch.compile(backend="aot_eager")
+def doubled(x):
+    return 2 * x
+
+if __name__ == "__main__":
+    line = Line()
+    with accelmgr.Manager(line, [torch.ones(4)] * 100, nprocs=2) as manager:
+        assert manager.step().loss == 4
+        doubled(line.weight).sum().backward()
+        line.register_forward_hook(lambda module, arguments, outputs: {"loss": doubled(outputs["loss"])})
+        assert manager.step().loss == 8
+"""
+
+
+@pytest.mark.skipif(any(map(os.path.exists, start_method.DRIVERS)), reason="autograd has threads for these devices")
+def test_a_host_that_compiles_a_function_is_still_forked(tmp_path):
+    """Where there is no GPU, autograd has threads for eight once torch.compile has looked at a backward()."""
+    (tmp_path / "script.py").write_text(COMPILED)
+    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "start_method is 'spawn'" not in done.stderr
+
+
 @pytest.mark.skipif(
     not hasattr(torch.utils.backend_registration, "_setup_privateuseone_for_python_backend"),
     reason="this torch has no devices that are made in Python",

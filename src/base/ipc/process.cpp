@@ -262,7 +262,7 @@ Child fork_self(const std::function<void()>& body) {
   if (child.pid == 0) {
     setpgid(0, 0);
     default_signals();
-    body();
+    [&]() noexcept { body(); }();  // What it throws must not reach the caller, whose work is the parent's.
     _exit(1);
   }
   setpgid(child.pid, child.pid);  // The child does the same, whichever process runs first.

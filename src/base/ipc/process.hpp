@@ -90,15 +90,16 @@ Child execute_self(std::vector<std::string> args,
 Child execute(const std::vector<std::string>& command, std::vector<std::string> args,
               std::span<const std::pair<int, int>> fds);
 
-/// Forks this process and runs `body`, which must not return, in the child. The child has a process group of
-/// its own, default signal dispositions, no blocked signal, and copies of all descriptors. Locks that other
-/// threads of this process hold stay locked there. Throws SystemError.
+/// Forks this process and runs `body`, which must neither return nor throw, in the child. The child has a
+/// process group of its own, default signal dispositions, no blocked signal, and copies of all descriptors.
+/// Locks that other threads of this process hold stay locked there. Throws SystemError.
 Child fork_self(const std::function<void()>& body);
 
 /// Runs `body` on a new thread, and blocks until it has returned. Throws what it throws, and SystemError if
 /// there is no thread to be had. A child that `body` forks has that thread alone, which has done nothing yet:
 /// on a thread that has, OpenMP and others keep a team of threads, and would wait for them in the child,
-/// where they do not exist.
+/// where they do not exist. The stack of the thread that waits here is free in the child, and may become that
+/// of another thread.
 void on_new_thread(const std::function<void()>& body);
 
 /// Stands for a status of waitpid() that is not known.

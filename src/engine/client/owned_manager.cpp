@@ -40,9 +40,11 @@ std::optional<Link> fork_once(double patience_s) {
     manager::interpreter().around_fork([&] {
       child = ipc::fork_self([&] {
         ours.reset();
+        // In the fork the stack of the thread that waits here is free: the next thread may have it.
+        auto socket = std::move(theirs);
         manager::interpreter().forked();
-        ipc::send(theirs.get(), begins);
-        manager::run(std::move(theirs), {}, manager::Image::forked);
+        ipc::send(socket.get(), begins);
+        manager::run(std::move(socket), {}, manager::Image::forked);
       });
     });
   });

@@ -112,6 +112,10 @@ def embed() -> None:
     if not _embedded:
         _native.embed(command_line())
         _embedded = True
+        if (script := sys.modules.get("__mp_main__")) is not None:  # In a process that multiprocessing has started.
+            import cloudpickle
+
+            cloudpickle.register_pickle_by_value(script)
 
 
 def command_line() -> list[str]:

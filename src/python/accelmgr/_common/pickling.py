@@ -9,17 +9,21 @@ share.
 from __future__ import annotations
 
 import functools
+import inspect
 import io
 import mmap
+import os
 import pickle
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from multiprocessing.reduction import ForkingPickler
 from types import FunctionType, MappingProxyType
 from typing import Any, BinaryIO
 
 import cloudpickle
 import torch
+
+from accelmgr._common.origin import SCRIPT
 
 Buffer = bytes | bytearray | memoryview
 
@@ -79,8 +83,8 @@ class KnownPickler(cloudpickle.Pickler):  # type: ignore[misc]
         return self._known.get(id(obj)) if isinstance(obj, (torch.Tensor, torch.nn.Module)) else None
 
     def reducer_override(self, obj: Any) -> Any:
-        cached = cached_function(obj)
-        return super().reducer_override(obj) if cached is NotImplemented else cached
+        known = _reduced(obj)
+        return super().reducer_override(obj) if known is NotImplemented else known
 
 
 class KnownUnpickler(pickle.Unpickler):
@@ -93,15 +97,26 @@ class KnownUnpickler(pickle.Unpickler):
         return self._known[pid]
 
 
-def cached_function(obj: Any) -> Any:
-    """How a function of the script travels that functools.cache or lru_cache has wrapped: with an empty cache."""
+def _reduced(obj: Any) -> Any:
+    """How objects travel that cloudpickle would refuse or copy; NotImplemented for others."""
+    if _is_plain(obj) and obj.is_shared():
+        return _view_of(obj, _Storage(obj))
     if isinstance(obj, functools._lru_cache_wrapper) and not _is_found_by_import(obj):
-        return _cached, (obj.__wrapped__, obj.cache_parameters())
+        return _cached, (obj.__wrapped__, obj.cache_parameters())  # With an empty cache.
+    original = getattr(obj, "_torchdynamo_orig_callable", None)
+    if isinstance(obj, FunctionType) and original is not None and not _is_found_by_import(obj):
+        variables = inspect.getclosurevars(obj).nonlocals
+        if "self" in variables:  # The context that torch.compile() has made of its options.
+            return _called, (variables["self"], original)
     return NotImplemented
 
 
 def _cached(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
     return functools.lru_cache(**parameters)(function)
+
+
+def _called(context: Callable[..., Any], function: Callable[..., Any]) -> Any:
+    return context(function)
 
 
 def is_picklable(value: Any, known: Mapping[int, Any] = MappingProxyType({})) -> bool:
@@ -116,17 +131,44 @@ def is_picklable(value: Any, known: Mapping[int, Any] = MappingProxyType({})) ->
 
 
 class _Storage:
-    """The memory of tensors of a dataset, which may be views of the same."""
+    """The memory of tensors, which may be views of the same."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._storage = tensor.untyped_storage()
 
     def __reduce__(self) -> Any:
-        if self._storage.nbytes() == 0:
+        size = self._storage.nbytes()
+        if size == 0:
             return _over, (b"",)
+        if self._storage.is_shared():
+            if self._storage.filename is not None:
+                return _over_file, (os.path.abspath(self._storage.filename), size)
+            if torch.multiprocessing.get_sharing_strategy() == "file_system":  # type: ignore[no-untyped-call]
+                _, name, size = self._storage._share_filename_cpu_()
+                return _over_shared, (f"/dev/shm{name.decode()}", size)
+            fd, size = self._storage._share_fd_cpu_()
+            return _over_shared, (f"/proc/{os.getpid()}/fd/{fd}", size)
         content = torch.empty(0, dtype=torch.uint8).set_(self._storage)
         # Not of a memoryview of the array: CPython 3.12 crashes when it collects such a PickleBuffer.
         return _over, (pickle.PickleBuffer(content.numpy()),)  # type: ignore[arg-type]
+
+
+def _over_file(path: str, size: int) -> torch.Tensor:
+    return torch.from_file(path, shared=True, size=size, dtype=torch.uint8)
+
+
+def _over_shared(path: str, size: int) -> torch.Tensor:
+    """Memory that lives as long as its tensors in the host."""
+    fd = os.open(path, os.O_RDWR)
+    try:
+        storage = torch.UntypedStorage._new_shared_fd_cpu(fd, size)  # type: ignore[attr-defined]
+        return torch.empty(0, dtype=torch.uint8).set_(storage)
+    finally:
+        os.close(fd)
+
+
+def _view_of(tensor: torch.Tensor, storage: _Storage) -> Any:
+    return _view, (storage, tensor.dtype, tensor.storage_offset(), tuple(tensor.shape), tensor.stride())
 
 
 def _view(
@@ -153,21 +195,23 @@ class _DatasetPickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Leaves the memory of tensors and arrays out, and adds it to `buffers`. Tensors that share memory share it in the
     copy, too."""
 
-    def __init__(self, file: io.BytesIO, buffers: list[pickle.PickleBuffer]) -> None:
+    def __init__(self, file: io.BytesIO, buffers: list[pickle.PickleBuffer], trained: Container[int]) -> None:
         # No method of its own as the callback: the pickler would keep itself, and all that it has seen, until garbage
         # is collected.
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL, buffer_callback=_beside(buffers))
         self._storages: dict[int, _Storage] = {}
+        self._trained = trained
 
     def reducer_override(self, obj: Any) -> Any:
+        if id(obj) in self._trained:
+            raise TypeError("it has parameters of the model that is trained, and would keep their present values")
         if _is_plain(obj) and not (obj.requires_grad or obj.is_conj() or obj.is_neg() or obj.__dict__):
-            storage = self._storages.setdefault(obj.untyped_storage()._cdata, _Storage(obj))
-            return _view, (storage, obj.dtype, obj.storage_offset(), tuple(obj.shape), obj.stride())
+            return _view_of(obj, self._storages.setdefault(obj.untyped_storage()._cdata, _Storage(obj)))
         numpy = sys.modules.get("numpy")
         if numpy is not None and type(obj) is numpy.memmap and (found := _file_of(obj)) is not None:
             return _file, found
-        cached = cached_function(obj)
-        return super().reducer_override(obj) if cached is NotImplemented else cached
+        known = _reduced(obj)
+        return super().reducer_override(obj) if known is NotImplemented else known
 
 
 def _beside(buffers: list[pickle.PickleBuffer]) -> Callable[[pickle.PickleBuffer], bool]:
@@ -182,11 +226,14 @@ def _beside(buffers: list[pickle.PickleBuffer]) -> Callable[[pickle.PickleBuffer
     return taken
 
 
-def dump_dataset(dataset: Any) -> tuple[bytes, list[memoryview]]:
-    """The pickled dataset, and memory that it is to find beside. The memory is that of the dataset: no copies."""
+def dump_dataset(dataset: Any, trained: Container[int] = ()) -> tuple[bytes, list[memoryview]]:
+    """The pickled dataset, and memory that it is to find beside. The memory is that of the dataset: no copies.
+
+    trained: id() of tensors that change while the dataset is read. Raises TypeError if it has one.
+    """
     file = io.BytesIO()
     buffers: list[pickle.PickleBuffer] = []
-    _DatasetPickler(file, buffers).dump(dataset)
+    _DatasetPickler(file, buffers, trained).dump(dataset)
     return file.getvalue(), [buffer.raw() for buffer in buffers]
 
 
@@ -199,7 +246,7 @@ def load_dataset(data: Buffer, buffers: Sequence[memoryview]) -> Any:
 
 def _is_found_by_import(obj: Any) -> bool:
     found: Any = sys.modules.get(obj.__module__)
-    if obj.__module__ == "__main__":
+    if obj.__module__ in SCRIPT:
         return False
     for name in obj.__qualname__.split("."):
         found = getattr(found, name, None)

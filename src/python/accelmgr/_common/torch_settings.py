@@ -1,5 +1,5 @@
 # Runs in: all processes.
-"""Settings of torch that belong to a process. Those of the host hold in the processes that compute and read for it.
+"""Settings of torch, and of Python, that belong to a process. Those of the host hold in processes that work for it.
 
 They are sent at the start, and again before a step if they have changed.
 """
@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import sys
 import warnings
 from collections.abc import Callable
+from multiprocessing.process import current_process
 from typing import Any, NamedTuple
 
 import torch
@@ -98,6 +100,10 @@ def _write_filters(filters: list[Any]) -> None:
     warnings._filters_mutated()  # type: ignore[attr-defined]
 
 
+def _write_key(key: bytes) -> None:
+    current_process().authkey = key
+
+
 _backends, _cuda = torch.backends, torch.backends.cuda
 
 SETTINGS: dict[str, Setting] = {
@@ -126,6 +132,9 @@ SETTINGS: dict[str, Setting] = {
     "sdp.fp16_bf16_reduction": Setting(
         _cuda.fp16_bf16_reduction_math_sdp_allowed, _cuda.allow_fp16_bf16_reduction_math_sdp
     ),
+    "recursion limit": Setting(sys.getrecursionlimit, sys.setrecursionlimit),
+    "sharing strategy": Setting(torch.multiprocessing.get_sharing_strategy, torch.multiprocessing.set_sharing_strategy),
+    "key of multiprocessing": Setting(lambda: bytes(current_process().authkey), _write_key),
     "mha fastpath": Setting(_backends.mha.get_fastpath_enabled, _backends.mha.set_fastpath_enabled),
 }
 

@@ -27,7 +27,14 @@ from accelmgr._common.model_changes import module_places
 from accelmgr._common.placement import tensors_of
 from accelmgr._common.record import Record
 from accelmgr._host.following import Following
-from accelmgr._host.model_sending import ForkedModel, PickledDataset, SentModel, pickled, pickled_dataset
+from accelmgr._host.model_sending import (
+    ForkedModel,
+    PickledDataset,
+    SentModel,
+    check_sendable,
+    pickled,
+    pickled_dataset,
+)
 from accelmgr.errors import DataError
 
 logger = logging.getLogger("accelmgr")
@@ -190,6 +197,7 @@ class Delivery:
         """Raises ModelError if `model` cannot be sent."""
         numbers = {id(tensor): number for number, (_, tensor) in enumerate(tensors_of(model))}
         if start_method != "fork":
+            check_sendable(model)
             pickled("model", model, numbers)
 
     def change_model(self, model: torch.nn.Module) -> None:
@@ -217,7 +225,7 @@ class Delivery:
         reason = "a generator"
         if not isinstance(self._dataset, GeneratorType):
             try:
-                return pickled_dataset(self._dataset)
+                return pickled_dataset(self._dataset, self._model)
             except DataError as error:
                 reason = str(error)
         self._serve(owner, reason)

@@ -21,8 +21,8 @@ import mmap
 import os
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from types import MappingProxyType
+from collections.abc import Callable, Collection, Iterator, Mapping
+from types import FunctionType, MappingProxyType
 from typing import Any
 
 import cloudpickle
@@ -31,6 +31,7 @@ import torch
 from accelmgr._common.memfd import FORKED_OBJECTS, make_memfd
 from accelmgr._common.model_changes import named_leaves
 from accelmgr._common.model_pickling import Attached, ModelPickler, culprit
+from accelmgr._common.origin import SCRIPT, is_of_library
 from accelmgr._common.pickling import dump_dataset
 from accelmgr._common.placement import aligned, copy_values, drop_values, private_copies, slots_of, tensors_of
 from accelmgr.errors import DataError, ModelError
@@ -60,9 +61,47 @@ def pickled(what: str, value: Any, numbers: Mapping[int, int] = MappingProxyType
     return file.getvalue()
 
 
-def pickled_dataset(dataset: Any) -> PickledDataset:
+def pickled_dataset(dataset: Any, model: torch.nn.Module | None = None) -> PickledDataset:
+    """Raises DataError for a dataset that has parameters of `model`."""
     with _naming("dataset", dataset):
-        return dump_dataset(dataset)
+        return dump_dataset(dataset, {id(leaf) for _, leaf in named_leaves(model)} if model is not None else ())
+
+
+def check_sendable(model: torch.nn.Module, is_made_there: bool = False) -> None:
+    """Raises ModelError for what another interpreter would compute differently, without a word.
+
+    is_made_there: a function is sent that makes the model, and the script's replacements.
+    """
+    other = "is that of this process alone, but processes of every start method but 'fork' are other interpreters"
+    for path, module in model.named_modules():
+        if is_of_library(type(module).__module__):
+            continue
+        for name, value in vars(module).items():
+            if name[0] != "_" and isinstance(value, (set, frozenset)) and _has_other_order(value):
+                raise ModelError(
+                    f"the order of the texts in the set '{path + '.' * bool(path)}{name}' of the model {other}: keep "
+                    "them in a list or as the keys of a dict, or set PYTHONHASHSEED=0 in the environment of the script"
+                )
+    kinds = {kind for module in model.modules() for kind in type(module).__mro__ if kind.__module__ not in SCRIPT}
+    owners: list[tuple[str, Mapping[str, Any]]] = [
+        (f"{kind.__module__}.{kind.__qualname__}", vars(kind)) for kind in kinds
+    ]
+    names = {"torch", "torch.nn.functional"} | {kind.__module__ for kind in kinds}
+    owners += [(name, vars(sys.modules[name])) for name in names if name in sys.modules]
+    for owner, attributes in owners if not is_made_there else ():
+        for name, value in attributes.items():
+            if isinstance(value, FunctionType) and value.__globals__.get("__name__") in SCRIPT:
+                raise ModelError(
+                    f"{name}() of {owner}, which this script has replaced by {value.__qualname__}(), {other}: replace "
+                    "it in a function that makes the model, Manager(make_model, ...), or pass start_method='fork'"
+                )
+
+
+def _has_other_order(values: Collection[Any]) -> bool:
+    """Whether texts have hashes of this process alone."""
+    if os.environ.get("PYTHONHASHSEED", "random") not in ("", "random") or len(values) < 2:
+        return False
+    return any(isinstance(value, (str, bytes)) for value in values)
 
 
 class Values:
@@ -116,6 +155,8 @@ class SentModel:
         collate_fn: Any,
         options: dict[str, Any],
     ) -> None:
+        if model is not None:
+            check_sendable(model, is_made_there=factory is not None)
         named = tensors_of(model) if model is not None else []
         parameters = Values(named_leaves(model) if model is not None else [])
         self._values = Values(named[len(parameters.tensors) :])

@@ -7,6 +7,8 @@ import ctypes
 import os
 import sys
 
+import torch
+
 from accelmgr.errors import ConfigError
 
 START_METHODS = ("auto", "fork", "forkserver", "spawn")
@@ -58,8 +60,28 @@ def why_not_forked(device: str) -> str:
     if any(name in sys.modules for name in ("torch_xla", "_XLAC")):
         return "this process has loaded torch_xla"
     if any(name.startswith("pt_autograd") for name in other_threads()):
-        return "backward() was called in this process, and autograd has started threads for the devices that torch sees"
+        return (
+            "backward() was called in this process, or a function of torch.compile, and autograd has started threads "
+            "for the devices that torch sees"
+        )
     return ""
+
+
+DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
+
+
+def stay_forkable() -> None:
+    """Before a fork: makes autograd decide, where there is no device, that it needs no threads for devices.
+
+    It decides once, in the first backward(). torch.compile makes it believe that there are eight GPUs, where there are
+    none, and this process could not be forked again.
+    """
+    fakes = getattr(sys.modules.get("torch._subclasses.fake_tensor"), "FakeTensorMode", None)
+    if any(getattr(fakes, counts, None) for counts in ("cache_hits", "cache_misses", "cache_bypasses")):
+        return  # torch.compile has done so already.
+    accelerator = torch.accelerator.current_accelerator() if hasattr(torch, "accelerator") else None
+    if (accelerator is None or accelerator.type == "cuda") and not any(map(os.path.exists, DRIVERS)):
+        torch.ones((), requires_grad=True).backward()  # type: ignore[no-untyped-call]
 
 
 def chosen(asked: str, device: str) -> tuple[str, str]:

@@ -28,6 +28,7 @@ from accelmgr import _native
 from accelmgr._common.grown_buffers import Forms
 from accelmgr._common.kept_attributes import are_kept
 from accelmgr._common.model_changes import named_leaves
+from accelmgr._common.origin import is_of_script
 
 OF_TENSORS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 IGNORED = frozenset({"training", "_compiled_call_impl"})
@@ -89,7 +90,7 @@ def _is_numpy(value: Any, kind: str) -> bool:
 
 def _is_of_script(value: Any) -> bool:
     """Whether a function or a class is defined in the script itself."""
-    return getattr(value, "__module__", None) == "__main__"
+    return is_of_script(getattr(value, "__module__", None))
 
 
 def _is_foreign(value: Any) -> bool:

@@ -19,9 +19,6 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-import os
-import sys
-import sysconfig
 from collections.abc import Callable, Iterator
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
@@ -32,14 +29,13 @@ from torch.utils.hooks import RemovableHandle
 from accelmgr._common.elements import tensors_in
 from accelmgr._common.memory import dtype_name
 from accelmgr._common.objective import Objective
+from accelmgr._common.origin import is_of_library
 from accelmgr.errors import ModelError
 
 MOST = 20_000
 """Objects that are looked at before forward()."""
 MOST_ENTRIES = 1000
 """Of a container."""
-LIBRARIES = (os.path.dirname(os.path.dirname(__file__)), *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")))
-"""Folders of code that refers to no tensors of a script. To look there takes 60 ms for a model of transformers."""
 OF_EVERY_MODULE = frozenset(vars(torch.nn.Module())) - {"_forward_hooks", "_forward_pre_hooks"}
 
 
@@ -98,7 +94,7 @@ class Reached:
             self._waiting.extend((name, part, is_evaluated) for part in parts)
         elif isinstance(value, FunctionType):
             self._add_code(value)
-        elif not isinstance(value, (type, ModuleType)) and not _is_of_library(type(value).__module__):
+        elif not isinstance(value, (type, ModuleType)) and not is_of_library(type(value).__module__):
             attributes = getattr(value, "__dict__", {})
             self._waiting.extend((f"{name}.{key}", entry, is_evaluated) for key, entry in list(attributes.items()))
             self._add_class(type(value))
@@ -112,7 +108,7 @@ class Reached:
 
     def _add_class(self, kind: type) -> None:
         for base in kind.__mro__:
-            if id(base) not in self._seen and not _is_of_library(base.__module__):
+            if id(base) not in self._seen and not is_of_library(base.__module__):
                 self._seen.add(id(base))
                 for key, value in list(vars(base).items()):
                     found = getattr(value, "__func__", None) or getattr(value, "fget", None) or value
@@ -120,7 +116,7 @@ class Reached:
 
     def _add_code(self, function: FunctionType) -> None:
         """What a function refers to: its closure, its defaults, and global variables, also those of other modules."""
-        if _is_of_library(function.__module__):
+        if is_of_library(function.__module__):
             return
         wrapped = getattr(function, "__wrapped__", None)
         self._waiting += [("", wrapped, False), ("", function.__defaults__ or (), False)]
@@ -132,17 +128,9 @@ class Reached:
             value = function.__globals__.get(name)
             if not isinstance(value, ModuleType):
                 self._waiting.append((name, value, False))
-            elif not _is_of_library(value.__name__):
+            elif not is_of_library(value.__name__):
                 found = ((inner, vars(value).get(inner)) for inner in names)
                 self._waiting.extend((f"{name}.{inner}", entry, False) for inner, entry in found if entry is not None)
-
-
-@functools.cache
-def _is_of_library(name: str | None) -> bool:
-    """Whether it names a module of a library. One that cannot be imported here is the script's."""
-    module = sys.modules.get(name or "")
-    file = getattr(module, "__file__", None) or ""
-    return module is not None and name != "__main__" and (not file or file.startswith(LIBRARIES))
 
 
 def _names_in(code: Any) -> list[str]:

@@ -1,0 +1,26 @@
+# Runs in: all processes.
+"""Whether code belongs to the user's script, or to a library."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import sysconfig
+
+SCRIPT = ("__main__", "__mp_main__")
+"""Modules that no other process can import: the user's script, also in a process that multiprocessing has started."""
+LIBRARIES = (os.path.dirname(os.path.dirname(__file__)), *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")))
+
+
+def is_of_script(name: str | None) -> bool:
+    """Whether a module of that name is the script's, or none: what exec() has run in a namespace of its own."""
+    return name in SCRIPT or (name is not None and name not in sys.modules)
+
+
+@functools.cache
+def is_of_library(name: str | None) -> bool:
+    """Whether it names a module of a library. One that cannot be imported here is the script's."""
+    module = sys.modules.get(name or "")
+    file = getattr(module, "__file__", None) or ""
+    return module is not None and name not in SCRIPT and (not file or file.startswith(LIBRARIES))
