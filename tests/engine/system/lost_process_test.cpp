@@ -220,6 +220,24 @@ INSTANTIATE_TEST_SUITE_P(All, LostHostThatStarts,
                          testing::Values(StartMethod::spawn, StartMethod::fork, StartMethod::forkserver),
                          [](const auto& method) { return config::name_of(method.param); });
 
+// The child holds the manager's end of the socket, so the socket does not close when the manager ends.
+TEST(LostManagerThatStarts, IsToldAtOnceWhileAChildThatItForkedLives) {
+  Stage stage;
+  stage.hold_factories();
+  auto config = staged_config(stage);
+  config.model.options["forks_in_factory"] = "1";
+  config.start_timeout = 30;
+  auto start = std::async(std::launch::async, [&] {
+    return message_of<SessionError>([&] { const client::Handle manager(config, {}); });
+  });
+  const auto child = ipc::open_pidfd(stage.child_of_model());
+  const auto manager = ipc::open_pidfd(stage.wait_until_in_factory());
+  ipc::send_signal(manager.get(), SIGKILL);
+  expect_contains(start.get(), {"the manager process", "killed by signal 9 (KILL)"});
+  ipc::send_signal(child.get(), SIGKILL);
+  expect_nothing_left();
+}
+
 /// Children that user code has forked in a runner and in the manager.
 class ForkedChildren {
  public:

@@ -12,6 +12,7 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
+#include "descriptors.hpp"
 #include "engine/client/service_socket.hpp"
 #include "engine/protocol/messages.hpp"
 #include "engine/session/layout.hpp"
@@ -70,6 +71,20 @@ TEST(Service, ASecondHostIsRefusedWithTheNameOfTheFirst) {
   EXPECT_NE(text.find("test (pid"), std::string::npos) << text;
   EXPECT_NE(text.find("drives the session"), std::string::npos) << text;
   expect_ok(manager);
+}
+
+TEST(Service, WhatItsDataSourceExecutesInheritsNoDescriptorOfOurs) {
+  Stage stage;
+  auto config = restarting(stage);
+  config.data.options["execute_at"] = "40";
+  const ServiceRun service(config);
+  auto connection = client::ServiceSocket::connect(service.socket(), soon());
+  EXPECT_EQ(connection.ask("GET", "/v1/status", "", "", soon()).status, 200);  // It stays open.
+  auto manager = service.attach();
+  for (int i = 0; i < 5; ++i) expect_ok(manager);
+  auto inherited = inherited_by(stage.child_of_source());
+  for (const int of_role : {role_says, role_waits}) inherited.erase(of_role);
+  EXPECT_EQ(inherited, standard_streams(inherited));
 }
 
 TEST(Service, AHostThatExecutesAnotherProgramMayAttachAgain) {
