@@ -12,6 +12,7 @@
 #include "base/checked_fields.hpp"
 #include "base/clock.hpp"
 #include "base/ipc/memory.hpp"
+#include "base/ipc/user_forks.hpp"
 #include "base/log.hpp"
 #include "engine/checkpoint/folder.hpp"
 
@@ -67,6 +68,7 @@ void CheckpointWriter::write(protocol::Save save) {
   const std::lock_guard lock(mutex_);
   if (!started_) std::thread([this] { run(); }).detach();
   started_ = true;
+  if (save.lock) ipc::close_in_forks(save.lock.get());
   queue_.push_back(std::move(save));
   changed_.notify_all();
 }
@@ -115,6 +117,7 @@ void CheckpointWriter::run() {
                    .activity = session::Activity::write_checkpoint});
     tell_(std::move(saved));
     const std::lock_guard lock(mutex_);
+    if (save.lock) ipc::keep_in_forks(save.lock.get());
     queue_.pop_front();
     changed_.notify_all();
   }

@@ -15,6 +15,7 @@
 #include "base/exception_text.hpp"
 #include "base/ipc/fork_server_client.hpp"
 #include "base/ipc/process.hpp"
+#include "base/ipc/user_forks.hpp"
 #include "base/log.hpp"
 #include "base/timing.hpp"
 #include "engine/device/assignment.hpp"
@@ -127,6 +128,8 @@ ChosenDevices with_devices_of_session(const Config& config) {
   not_for_runners.push_back(socket);
   auto fork_server = fork_first_server(config, host.pidfd(), not_for_runners);
   base::log().info("the manager (pid {}) begins; its fork server is process {}", getpid(), fork_server.pid());
+  for (const int fd : not_for_runners) ipc::close_in_forks(fd);
+  ipc::default_in_forks(ipc::signals_of_host);
   call_at_begin();
   const auto prepared = [&](const session::Session& session, bool needs_values) {
     protocol::send_prepared(socket, session.fds(), needs_values,

@@ -249,6 +249,10 @@ class ForkedChildren {
     expect_runners_ended();
     EXPECT_TRUE(ipc::wait_ended(of_manager_.get(), soon()));
   }
+  void terminate_that_of_manager() const {
+    ipc::send_signal(of_manager_.get(), SIGTERM);
+    EXPECT_TRUE(ipc::wait_ended(of_manager_.get(), soon()));
+  }
   bool manager_has_its() const { return !ipc::has_ended(of_manager_.get()); }
 
  private:
@@ -278,6 +282,12 @@ TEST_F(ForkedChildrenTest, HaveNothingOfTheSession) {
       EXPECT_EQ(line.find("/memfd:accelmgr"), std::string::npos) << line;
     EXPECT_GT(lines, 0);
   }
+}
+
+TEST_F(ForkedChildrenTest, EndWithASignalToThemAlone) {
+  const ForkedChildren children(stage_);
+  children.terminate_that_of_manager();
+  expect_ok(run_->manager());
 }
 
 TEST_F(ForkedChildrenTest, EndWithTheirRunner) {

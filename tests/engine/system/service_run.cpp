@@ -117,6 +117,11 @@ int ServiceRun::terminate() {
   return service_.status();
 }
 
+void ServiceRun::kill() {
+  ipc::send_signal(pidfd(), SIGKILL);
+  wait();
+}
+
 Answer ServiceRun::ask(const std::string& method, const std::string& target, const std::string& body,
                        const std::string& head) const {
   auto connection = client::ServiceSocket::connect(socket(), soon());
