@@ -6,6 +6,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <span>
+#include <system_error>
 #include <thread>
 
 #include "accelmgr/errors.hpp"
@@ -66,7 +67,11 @@ bool CheckpointWriter::finish(base::Deadline deadline) {
 
 void CheckpointWriter::write(protocol::Save save) {
   const std::lock_guard lock(mutex_);
-  if (!started_) std::thread([this] { run(); }).detach();
+  try {
+    if (!started_) std::thread([this] { run(); }).detach();
+  } catch (const std::system_error& error) {
+    throw SystemError("starting the thread that writes checkpoints", error.code().value());
+  }
   started_ = true;
   if (save.lock) ipc::close_in_forks(save.lock.get());
   queue_.push_back(std::move(save));

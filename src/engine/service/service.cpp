@@ -10,6 +10,7 @@
 #include <chrono>
 #include <filesystem>
 #include <future>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -178,8 +179,7 @@ void Service::reload_when_idle() {
       if (!error) reload_when_idle();
     });
   }
-  is_reading_ = true;
-  std::thread([this] {
+  const auto read = [this] {
     std::optional<Config> next;
     std::string why;
     try {
@@ -192,7 +192,13 @@ void Service::reload_when_idle() {
       if (next) return apply(*next);
       base::log().error("SIGHUP: the configuration stays as it is: {}", why);
     });
-  }).detach();
+  };
+  try {
+    std::thread(read).detach();
+    is_reading_ = true;  // The thread's result comes through the loop of this one, so later.
+  } catch (const std::system_error& error) {
+    base::log().error("SIGHUP: the configuration stays as it is: no thread can read it: {}", error.what());
+  }
 }
 
 void Service::apply(const Config& next) {
