@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/post.hpp>
+#include <deque>
+#include <mutex>
 #include <tuple>
 
 #include "accelmgr/errors.hpp"
@@ -79,8 +81,16 @@ ChosenDevices with_devices_of_session(const Config& config) {
                             ipc::ForkServerClient fork_server, HostLink& host, Image image) {
   boost::asio::io_context loop;
   HostConnection* told = nullptr;
+  std::mutex mutex;
+  std::deque<protocol::Saved> outcomes;
+  const auto tell_of_outcomes = [&] {
+    const std::lock_guard lock(mutex);
+    for (; !outcomes.empty(); outcomes.pop_front()) told->tell(std::move(outcomes.front()));
+  };
   CheckpointWriter writer(config.checkpoint, owner.checkpoint_view(), [&](protocol::Saved saved) {
-    boost::asio::post(loop, [&, saved = std::move(saved)] { told->tell(saved); });
+    const std::lock_guard lock(mutex);
+    outcomes.push_back(std::move(saved));
+    boost::asio::post(loop, tell_of_outcomes);
   });
   Supervisor supervisor(
       loop, config, owner.view(), owner.manifest(), std::move(fork_server),
@@ -110,6 +120,7 @@ ChosenDevices with_devices_of_session(const Config& config) {
   // The host bounds how long a stop may take. Without a host, nothing waits for a disk that hangs.
   while (!writer.finish(base::Deadline::in_seconds(timing::writer_look_s)) && !host.is_gone()) {
   }
+  tell_of_outcomes();  // The loop has ended.
   ipc::exit_with_group(0);
 }
 
