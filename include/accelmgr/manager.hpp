@@ -181,7 +181,8 @@ class Manager {
   /// written. The first call locks the directory until stop(). Throws CheckpointError (a dtype that a
   /// checkpoint cannot hold; `checkpoint.directory` is locked by another run, or has checkpoints of another
   /// run, which this one would replace), SessionError (too little memory, manager lost), UsageError (no
-  /// directory). stop() waits only a few seconds for the writing: call checkpoints_written() before it.
+  /// directory). stop() waits only a few seconds for the writing, and warns of what was not
+  /// written then: call checkpoints_written() before it.
   double save_checkpoint(const CheckpointExtras& extras = {});
   /// Whether a client of the service has asked for a checkpoint since the last save_checkpoint(). A host
   /// looks between its steps, so that the checkpoint has its optimizer. Reads one word of memory. Always

@@ -22,6 +22,7 @@
 #include "base/clock.hpp"
 #include "base/exception_text.hpp"
 #include "base/ipc/fork_server_messages.hpp"
+#include "base/ipc/leftovers.hpp"
 #include "base/ipc/orphans.hpp"
 #include "base/ipc/process.hpp"
 #include "base/ipc/socket.hpp"
@@ -107,11 +108,14 @@ class ForkServer {
       send_unsent();
       serve_request();
     }
-    const bool ends_creator = options_.creator_group != 0 && !was_asked_to_stop();
+    const bool ends_creator =
+        (options_.creator_group != 0 || !options_.creator_mark.empty()) && !was_asked_to_stop();
     if (ends_creator) end_creator();
     end_children();
-    if (ends_creator)
-      end_group_members(options_.creator_group, base::Deadline::in_seconds(timing::group_end_s));
+    if (!ends_creator) return;
+    const auto term_until = base::Deadline::in_seconds(timing::group_end_s);
+    if (options_.creator_group != 0) end_group_members(options_.creator_group, term_until);
+    if (!options_.creator_mark.empty()) end_marked(options_.creator_mark, term_until);
   }
 
   void end_children() noexcept {

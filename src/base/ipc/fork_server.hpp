@@ -10,8 +10,8 @@
 // The children die with the fork server (PR_SET_PDEATHSIG). The fork server ends with its creator, the
 // process that forked it, whose pidfd it watches. A manager forks its fork server while it has one thread and
 // no device context. If the manager ends without asking its fork server to stop, the fork server kills what
-// user code has forked in the manager's process group. The fork server of a launch adopts the orphans of its
-// children. See ForkServerOptions. A client talks to it through a ForkServerClient
+// user code has forked in the manager's process group, or what bears its mark. The fork server of a launch
+// adopts the orphans of its children. See ForkServerOptions. A client talks to it through a ForkServerClient
 // (base/ipc/fork_server_client.hpp).
 #pragma once
 
@@ -46,6 +46,9 @@ struct ForkServerOptions {
   /// The process group that the creator leads, or 0. Unless ForkServerClient::stop() was called, the fork
   /// server waits up to a second for the creator to end, then kills it and what is left of this group.
   pid_t creator_group = 0;
+  /// The mark of the creator's descendants (base/ipc/leftovers.hpp), if it leads no group of its own. What
+  /// bears it ends as such a group does.
+  std::string creator_mark{};
   /// A pidfd of the process that the creator works for. When that process has ended, the creator has a second
   /// to end by itself, because it may be in user code that does not return.
   int host = -1;

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "accelmgr/errors.hpp"
+#include "base/ipc/uninterrupted.hpp"
 
 #ifndef MADV_POPULATE_READ  // Linux 5.14
 #define MADV_POPULATE_READ 22
@@ -63,9 +64,10 @@ void touch(Pages pages, int advice) noexcept {
 /// Returns 0 or an errno value.
 int advise(Pages pages, int advice) noexcept {
   if (pages.begin >= pages.end) return 0;
-  int error = EINTR;
-  while (error == EINTR)
-    error = madvise(reinterpret_cast<void*>(pages.begin), pages.end - pages.begin, advice) == 0 ? 0 : errno;
+  const int error = uninterrupted([&] {
+    const auto bytes = pages.end - pages.begin;
+    return madvise(reinterpret_cast<void*>(pages.begin), bytes, advice) == 0 ? 0 : errno;
+  });
   // EINVAL: the kernel does not know the advice, or the protection forbids it. A call for an empty range,
   // which succeeds if the advice is known, tells which.
   const bool unknown_advice = error == EINVAL && madvise(nullptr, 0, advice) != 0;
@@ -86,9 +88,8 @@ void check_populated(int error, Pages pages) {
 
 // Allocating here reports a lack of memory now, instead of a SIGBUS in the middle of a step.
 void allocate(int memfd, std::size_t offset, std::size_t bytes, const std::string& name) {
-  int error = EINTR;
-  while (error == EINTR)
-    error = posix_fallocate(memfd, static_cast<off_t>(offset), static_cast<off_t>(bytes));
+  const int error = uninterrupted(
+      [&] { return posix_fallocate(memfd, static_cast<off_t>(offset), static_cast<off_t>(bytes)); });
   if (error == ENOMEM || error == ENOSPC)
     throw SessionError(fmt::format(
         "there is not enough memory for '{}': {} bytes of shared memory are needed", name, bytes));

@@ -1,25 +1,35 @@
 // Reading files of /proc and /sys, whose size is known only when they have been read.
 #pragma once
 
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
 #include <charconv>
 #include <cstdint>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <optional>
 #include <string>
 #include <string_view>
 
+#include "base/unique_fd.hpp"
+
 namespace accelmgr::ipc {
 
 /// The whole file; nullopt if it cannot be read, because there is no such file, process or control group.
+/// Not a stream, which a program that another thread executes meanwhile would inherit.
 inline std::optional<std::string> read_proc(const std::filesystem::path& path) {
-  std::ifstream file(path);
-  if (!file.is_open()) return std::nullopt;
-  try {
-    return std::string{std::istreambuf_iterator<char>(file), {}};
-  } catch (const std::ios_base::failure&) {
-    return std::nullopt;  // The process ended between opening and reading.
+  const base::UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!fd) return std::nullopt;
+  std::string text;
+  char part[4096];
+  for (;;) {
+    const auto bytes = read(fd.get(), part, sizeof part);
+    if (bytes == 0) return text;
+    if (bytes > 0)
+      text.append(part, static_cast<std::size_t>(bytes));
+    else if (errno != EINTR)
+      return std::nullopt;  // The process ended between opening and reading.
   }
 }
 

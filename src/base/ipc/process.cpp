@@ -18,7 +18,7 @@
 #include <filesystem>
 
 #include "accelmgr/errors.hpp"
-#include "base/ipc/proc_file.hpp"
+#include "base/ipc/leftovers.hpp"
 #include "base/ipc/wait_ready.hpp"
 #include "base/timing.hpp"
 
@@ -139,45 +139,6 @@ void send_group_signal(int pidfd, pid_t pid, int signal) noexcept {
     kill(-pid, signal);
 }
 
-namespace {
-
-/// The members of a group that have not ended, without its leader.
-std::vector<base::UniqueFd> members_of(pid_t group) {
-  std::vector<base::UniqueFd> members;
-  for (const auto& process : std::filesystem::directory_iterator("/proc")) {
-    const auto pid = static_cast<pid_t>(leading_number(process.path().filename().string()).value_or(0));
-    if (pid == 0 || pid == group || getpgid(pid) != group) continue;
-    base::UniqueFd pidfd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
-    if (pidfd && !has_ended(pidfd.get()) && getpgid(pid) == group) members.push_back(std::move(pidfd));
-  }
-  return members;
-}
-
-void signal_and_wait(const std::vector<base::UniqueFd>& processes, int signal,
-                     base::Deadline deadline) noexcept {
-  for (const auto& process : processes) {
-    send_signal(process.get(), signal);
-    send_signal(process.get(), SIGCONT);
-  }
-  for (const auto& process : processes) wait_ended(process.get(), deadline);
-}
-
-}  // namespace
-
-bool end_group_members(pid_t group, base::Deadline term_until) noexcept {
-  try {
-    auto members = members_of(group);
-    if (members.empty()) return true;
-    signal_and_wait(members, SIGTERM, term_until);
-    const auto bound = base::Deadline::in_seconds(timing::killed_child_ends_s);
-    for (members = members_of(group); !members.empty() && !bound.passed(); members = members_of(group))
-      signal_and_wait(members, SIGKILL, bound);
-    return members.empty();
-  } catch (const std::exception&) {
-    return false;  // /proc cannot be read.
-  }
-}
-
 void exit_with_group(int code) noexcept {
   if (getpgrp() == getpid()) end_group_members(getpid(), base::Deadline::in_seconds(timing::group_end_s));
   _exit(code);
@@ -201,8 +162,7 @@ void leave_signals_to_host() noexcept {
   struct sigaction action {};
   action.sa_handler = [](int) {};
   action.sa_flags = SA_RESTART;
-  for (const int number : {SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2})
-    sigaction(number, &action, nullptr);
+  for (const int number : signals_of_host) sigaction(number, &action, nullptr);
 }
 
 void set_self(std::vector<std::string> command) { own_command() = std::move(command); }

@@ -4,6 +4,7 @@
 // readable when the process has ended (reaped or not).
 #pragma once
 
+#include <signal.h>
 #include <sys/types.h>
 
 #include <cstdint>
@@ -36,11 +37,6 @@ void send_signal(int pidfd, int signal) noexcept;
 /// `pid` is for kernels before 6.9, which name a group only by its number. Async-signal-safe.
 void send_group_signal(int pidfd, pid_t pid, int signal) noexcept;
 
-/// Ends all processes of a group except its leader: sends TERM, which lets resource trackers clean up after
-/// their clients, and KILL after `term_until`. Blocks. False if one cannot be killed within another second,
-/// or if /proc cannot be read.
-bool end_group_members(pid_t group, base::Deadline term_until) noexcept;
-
 /// Ends the other members of this process's group, if it leads one, then this process. Does not unwind: other
 /// threads may use what is on any stack.
 [[noreturn]] void exit_with_group(int code) noexcept;
@@ -61,6 +57,7 @@ void survive_failed_writes() noexcept;
 /// scheduler or a terminal tells all processes of a job to end: the host decides what they mean. They are
 /// handled, not ignored, so that a program which this process executes has their default actions.
 void leave_signals_to_host() noexcept;
+inline constexpr int signals_of_host[] = {SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 
 struct Child {
   pid_t pid = 0;

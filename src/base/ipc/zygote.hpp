@@ -27,7 +27,7 @@ struct Served {
   base::UniqueFd status;  ///< A pipe. Its wait status (an int) can be read from it once it has ended.
 };
 
-/// For a role with those two descriptors: programs that it executes do not get them.
+/// For a role with those descriptors: programs that it executes do not get them.
 void keep_role_descriptors() noexcept;
 
 /// Executes this program again in a role (roles.hpp). The process is a child of this one, and so has no

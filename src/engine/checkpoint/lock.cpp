@@ -16,6 +16,7 @@
 #include "base/clock.hpp"
 #include "base/ipc/network.hpp"
 #include "base/ipc/process.hpp"
+#include "base/ipc/user_forks.hpp"
 #include "base/timing.hpp"
 #include "engine/checkpoint/storage.hpp"
 
@@ -116,6 +117,7 @@ DirectoryLock::DirectoryLock(const fs::path& directory) : owner_(getpid()) {
       throw;
     }
   });
+  ipc::close_in_forks(fd_.get());
 }
 
 // When this file is locked, its name may belong to another file: the last holder has removed this one.
@@ -131,9 +133,13 @@ bool DirectoryLock::try_to_lock() {
 }
 
 DirectoryLock::~DirectoryLock() {
-  if (getpid() != owner_) return;
+  if (getpid() != owner_) {
+    fd_.release();  // Closed when this process was forked. The number may be another file's.
+    return;
+  }
+  ipc::keep_in_forks(fd_.get());
   if (names_file(path_, fd_.get())) unlink(path_.c_str());
-  flock(fd_.get(), LOCK_UN);  // Explicit, because forked children have duplicates of the descriptor.
+  flock(fd_.get(), LOCK_UN);  // Explicit, because the manager may have a duplicate of the descriptor.
 }
 
 void DirectoryLock::set_run(const std::string& id) {

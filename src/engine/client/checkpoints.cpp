@@ -284,10 +284,10 @@ void Checkpoints::take_in() {
   }
 }
 
-void Checkpoints::manager_lost() {
+void Checkpoints::manager_lost(const std::string& why) {
   take_in();
   if (!under_way_) return;
-  under_way_->error = "the manager process ended before the checkpoint was written";
+  under_way_->error = why;
   done_.push_back(std::move(*under_way_));
   under_way_.reset();
 }

@@ -78,8 +78,8 @@ class Checkpoints {
   std::vector<CheckpointWritten> written(base::Deadline deadline);
   /// Blocks until no checkpoint is under way. Throws SessionError when the wait is interrupted.
   void finish(base::Deadline deadline);
-  /// Marks the checkpoint under way as failed, because its manager is gone.
-  void manager_lost();
+  /// Marks the checkpoint under way as failed, for that reason: its manager is gone.
+  void manager_lost(const std::string& why = "the manager process ended before the checkpoint was written");
 
  private:
   /// Memory for the image of one file. Reused by the next checkpoint.

@@ -102,6 +102,7 @@ struct Handle::State {
   void start_over();
   void stop() noexcept;
   void end() noexcept;
+  void warn_of_unwritten() noexcept;
   void detach() noexcept;
   void keep_whole() noexcept;
   Link& link() noexcept { return manager ? manager->link() : service->link(); }
@@ -195,7 +196,20 @@ void Handle::State::end() noexcept {
   manager->ask_to_stop();
   const auto how = manager->end();
   base::log().info("all processes have ended; the manager: {}", how);
+  warn_of_unwritten();
   run.lock.reset();
+}
+
+void Handle::State::warn_of_unwritten() noexcept try {
+  if (!checkpoints) return;
+  checkpoints->manager_lost(fmt::format(
+      "stop() waits {} s for it; call checkpoints_written() before, which waits for as long as you say",
+      timing::manager_stop_s));
+  for (const auto& written : checkpoints->written(base::Deadline::at_ns(0)))
+    if (!written.error.empty())
+      base::log().warn("the checkpoint of step {} was not written: {}", written.step, written.error);
+} catch (const std::exception& error) {
+  base::log().warn("whether the last checkpoint was written is not known: {}", error.what());
 }
 
 Handle::Handle(const Config& config, const StartSettings& settings) {

@@ -100,7 +100,9 @@ void Link::take_in(protocol::Notice notice) {
 
 bool Link::hears_within(base::Deadline deadline) const noexcept {
   const int socket = unread_.empty() ? socket_.get() : -1;  // A notice left there makes it always readable.
-  return ipc::wait_ready(socket, POLLIN, next_look(deadline)) != 0;
+  pollfd entries[] = {{.fd = socket, .events = POLLIN, .revents = 0},
+                      {.fd = manager_.pidfd.get(), .events = POLLIN, .revents = 0}};
+  return ipc::wait_any(entries, next_look(deadline));
 }
 
 protocol::Resized Link::take_resized(base::Deadline deadline) {

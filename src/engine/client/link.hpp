@@ -69,7 +69,8 @@ class Link {
   protocol::Resized take_resized(base::Deadline deadline);
   /// The checkpoints that were written or failed since the last call, in order. Does not block.
   std::deque<protocol::Saved> take_saved();
-  /// Blocks until the manager has sent something or closed its socket: true. At next_look(deadline): false.
+  /// Blocks until the manager has sent something, closed its socket or ended: true. At next_look(deadline):
+  /// false. A child of the manager's user code may hold its socket open after its end.
   bool hears_within(base::Deadline deadline) const noexcept;
 
  private:

@@ -101,17 +101,19 @@ std::variant<protocol::Started, protocol::Failed> OwnedManager::receive_started(
     double start_timeout_s, const std::function<bool()>& interrupted, const Events& events) const {
   const auto deadline = base::Deadline::in_seconds(start_timeout_s + timing::manager_stop_s);
   for (;;) {
-    for (bool hears = false; interrupted && !hears && !deadline.passed();
-         hears = link_.hears_within(deadline)) {
-      if (!interrupted()) continue;
-      link_.kill();
-      throw SessionError("the manager was interrupted while it started");
+    while (!link_.hears_within(deadline)) {
+      if (interrupted && interrupted()) {
+        link_.kill();
+        throw SessionError("the manager was interrupted while it started");
+      }
+      if (deadline.passed())
+        throw SessionError(
+            fmt::format("the manager process was not ready within start_timeout ({} s): it is still making "
+                        "the model and the data source. Set start_timeout to more than they take",
+                        start_timeout_s));
     }
-    if (ipc::wait_ready(link_.socket(), POLLIN, deadline) == 0)
-      throw SessionError(
-          fmt::format("the manager process was not ready within start_timeout ({} s): it is still making the "
-                      "model and the data source. Set start_timeout to more than they take",
-                      start_timeout_s));
+    if (!ipc::is_readable(link_.socket()))
+      throw SessionError("the manager process ended before it was ready");
     auto answer = protocol::receive_answer(link_.socket(), deadline);
     if (auto* failed = std::get_if<protocol::Failed>(&answer)) return std::move(*failed);
     if (auto* started = std::get_if<protocol::Started>(&answer)) return std::move(*started);
@@ -133,9 +135,9 @@ void OwnedManager::bring_up(const Config& config, const std::vector<int>& sessio
     answer = receive_started(config.start_timeout, interrupted, events);
     if (auto* started = std::get_if<protocol::Started>(&answer)) return link_.take_in(std::move(*started));
   } catch (const SessionError& error) {
-    // The socket of a manager ends a moment before its process does.
-    const bool died = ipc::is_closed(link_.socket()) &&
-                      link_.wait_until_manager_ended(base::Deadline::in_seconds(timing::manager_stop_s));
+    // The socket of a manager ends a moment before its process does, unless a child of it has a copy.
+    const auto patience = ipc::is_closed(link_.socket()) ? timing::manager_stop_s : 0;
+    const bool died = link_.wait_until_manager_ended(base::Deadline::in_seconds(patience));
     link_.close();  // If the manager still lives, it stops: it has no host any more.
     const auto how = end();
     if (died) throw SessionError(fmt::format("{} (the manager process: {})", error.what(), how));

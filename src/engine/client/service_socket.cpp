@@ -94,11 +94,20 @@ ServiceSocket ServiceSocket::connect(const std::string& path, base::Deadline dea
   return {path, std::move(fd), std::move(service), std::move(interrupted)};
 }
 
-bool ServiceSocket::wait(short events, base::Deadline deadline) const {
+// A child of the service's user code may hold the connection open after the service's end.
+ServiceSocket::Waited ServiceSocket::wait(short events, base::Deadline deadline) const {
   for (;;) {
     const auto soon = base::Deadline::at_ns(std::min(deadline.ns(), base::now_ns() + timing::look_ns));
-    if (ipc::wait_ready(fd_.get(), events, soon) != 0) return true;
-    if (deadline.passed()) return false;
+    pollfd entries[] = {{.fd = service_.pidfd.get(), .events = POLLIN, .revents = 0},
+                        {.fd = fd_.get(), .events = events, .revents = 0}};
+    if (ipc::wait_any(entries, soon)) {
+      // What it sent before its end was there when its end was seen.
+      const bool ended = entries[0].revents != 0;
+      return ended && ipc::wait_ready(fd_.get(), events, base::Deadline::at_ns(0)) == 0
+                 ? Waited::service_ended
+                 : Waited::ready;
+    }
+    if (deadline.passed()) return Waited::deadline;
     if (interrupted_ && interrupted_())
       throw SessionError(fmt::format("interrupted before the service at '{}' answered", path_));
   }
@@ -110,7 +119,9 @@ void ServiceSocket::send(std::string_view text, base::Deadline deadline) {
     if (sent >= 0) {
       text.remove_prefix(static_cast<std::size_t>(sent));
     } else if (errno == EAGAIN) {
-      if (!wait(POLLOUT, deadline))
+      const auto waited = wait(POLLOUT, deadline);
+      if (waited == Waited::service_ended) return;  // It may have answered before.
+      if (waited == Waited::deadline)
         throw SessionError(fmt::format("the service at '{}' does not read", path_));
     } else if (errno == EPIPE || errno == ECONNRESET) {
       return;  // It may have answered before it closed.
@@ -120,7 +131,7 @@ void ServiceSocket::send(std::string_view text, base::Deadline deadline) {
   }
 }
 
-/// Returns 0 at the end of the stream.
+/// Returns 0 at the end of the stream, or when the service has ended and all is read.
 std::size_t ServiceSocket::receive(std::span<char> to, base::UniqueFd& passed, base::Deadline deadline) {
   for (;;) {
     iovec data{.iov_base = to.data(), .iov_len = to.size()};
@@ -143,7 +154,9 @@ std::size_t ServiceSocket::receive(std::span<char> to, base::UniqueFd& passed, b
     if (errno == ECONNRESET) return 0;
     if (errno == EINTR) continue;
     if (errno != EAGAIN) throw SystemError("receiving from a service", errno);
-    if (!wait(POLLIN, deadline))
+    const auto waited = wait(POLLIN, deadline);
+    if (waited == Waited::service_ended) return 0;
+    if (waited == Waited::deadline)
       throw SessionError(fmt::format("the service at '{}' did not answer in time", path_));
   }
 }

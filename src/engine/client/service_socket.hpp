@@ -48,8 +48,9 @@ class ServiceSocket {
         fd_(std::move(fd)),
         service_(std::move(service)),
         interrupted_(std::move(interrupted)) {}
-  /// False at the deadline.
-  bool wait(short events, base::Deadline deadline) const;
+  /// What ends a wait for the socket.
+  enum class Waited { ready, service_ended, deadline };
+  Waited wait(short events, base::Deadline deadline) const;
   void send(std::string_view text, base::Deadline deadline);
   std::size_t receive(std::span<char> to, base::UniqueFd& passed, base::Deadline deadline);
   /// Sends a request, and reads the header of its answer into `header`. What came of the body is in the

@@ -6,12 +6,14 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <span>
+#include <system_error>
 #include <thread>
 
 #include "accelmgr/errors.hpp"
 #include "base/checked_fields.hpp"
 #include "base/clock.hpp"
 #include "base/ipc/memory.hpp"
+#include "base/ipc/user_forks.hpp"
 #include "base/log.hpp"
 #include "engine/checkpoint/folder.hpp"
 
@@ -65,8 +67,13 @@ bool CheckpointWriter::finish(base::Deadline deadline) {
 
 void CheckpointWriter::write(protocol::Save save) {
   const std::lock_guard lock(mutex_);
-  if (!started_) std::thread([this] { run(); }).detach();
+  try {
+    if (!started_) std::thread([this] { run(); }).detach();
+  } catch (const std::system_error& error) {
+    throw SystemError("starting the thread that writes checkpoints", error.code().value());
+  }
   started_ = true;
+  if (save.lock) ipc::close_in_forks(save.lock.get());
   queue_.push_back(std::move(save));
   changed_.notify_all();
 }
@@ -115,6 +122,7 @@ void CheckpointWriter::run() {
                    .activity = session::Activity::write_checkpoint});
     tell_(std::move(saved));
     const std::lock_guard lock(mutex_);
+    if (save.lock) ipc::keep_in_forks(save.lock.get());
     queue_.pop_front();
     changed_.notify_all();
   }

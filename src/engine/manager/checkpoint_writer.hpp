@@ -29,7 +29,8 @@ class CheckpointWriter {
                    bool confined = false)
       : config_(config), spans_(view.spans()), tell_(std::move(tell)), confined_(confined) {}
 
-  /// Queues a checkpoint. Does not block. Any thread.
+  /// Queues a checkpoint. Does not block. Any thread. Throws SystemError when there is no thread to be had;
+  /// nothing is queued then.
   void write(protocol::Save save);
   /// Blocks until every queued checkpoint is written or has failed, or the deadline has passed. Returns false
   /// in the latter case. Any thread but the writer's.

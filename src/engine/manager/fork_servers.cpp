@@ -6,6 +6,7 @@
 
 #include "accelmgr/errors.hpp"
 #include "base/config/loader.hpp"
+#include "base/ipc/leftovers.hpp"
 #include "base/ipc/proc_file.hpp"
 #include "base/ipc/process.hpp"
 #include "base/ipc/socket.hpp"
@@ -28,10 +29,14 @@ bool is_of(pid_t pid, int pidfd) {
 
 /// The process group of the manager contains what user code forks there, for instance workers of a data
 /// loader. It is 0 here if the manager leads no group of its own. A service is its own host: a shell may have
-/// made its group, for all programs of a pipeline.
+/// made its group, for all programs of a pipeline. What it forks bears its mark instead.
 ipc::ForkServerOptions options_of(int creator, pid_t manager, int host_pidfd) {
-  const bool owns_group = getpgid(manager) == manager && !is_of(manager, host_pidfd);
-  return {.creator = creator, .creator_group = owns_group ? manager : 0, .host = host_pidfd};
+  const bool is_service = is_of(manager, host_pidfd);
+  const bool owns_group = getpgid(manager) == manager && !is_service;
+  return {.creator = creator,
+          .creator_group = owns_group ? manager : 0,
+          .creator_mark = is_service ? ipc::own_mark() : std::string(),
+          .host = host_pidfd};
 }
 
 ipc::ChildMain runner_main(const Config& config) {

@@ -32,26 +32,56 @@ void HostConnection::tell(protocol::Notice notice) {
   link_.send_notices(view_);
 }
 
-// Returns whether the socket is watched on.
+// Returns whether the socket is watched on. An exception would end the loop, and all that is on it.
 bool HostConnection::serve_request() {
-  auto request = link_.next_request();
-  if (!request) return true;
+  try {
+    auto request = link_.next_request();
+    return !request || serve(*request);
+  } catch (const std::exception& error) {
+    refusals_.note(fmt::format("a request of the host: {}", error.what()));
+    return true;
+  }
+}
+
+bool HostConnection::serve(protocol::Received& request) {
   const auto& session = view_.session();
   base::set_log_step(session.counters(session.word().index).steps + 1);
-  if (std::holds_alternative<protocol::Stop>(*request)) {
+  if (std::holds_alternative<protocol::Stop>(request)) {
     if (!ipc::is_closed(link_.socket())) return leave(events_.stop, "Stop");
     // The end of the socket, or a Stop before it.
     events_.closed();
     return false;
   }
-  if (std::holds_alternative<protocol::Detach>(*request)) return leave(events_.detach, "Detach");
-  if (const auto* refused = std::get_if<protocol::Refused>(&*request))
+  if (std::holds_alternative<protocol::Detach>(request)) return leave(events_.detach, "Detach");
+  if (const auto* refused = std::get_if<protocol::Refused>(&request))
     refusals_.note(refused->why);
-  else if (const auto* size = std::get_if<protocol::Resize>(&*request))
-    tell(supervisor_.resize(size->ranks));
+  else if (const auto* size = std::get_if<protocol::Resize>(&request))
+    serve(*size);
   else
-    events_.save(std::move(std::get<protocol::Save>(*request)));
+    serve(std::move(std::get<protocol::Save>(request)));
   return true;
+}
+
+void HostConnection::serve(const protocol::Resize& size) {
+  protocol::Resized answer;
+  try {
+    answer = supervisor_.resize(size.ranks);
+  } catch (const std::exception& error) {
+    answer.refused = error.what();
+  }
+  tell(std::move(answer));
+}
+
+void HostConnection::serve(protocol::Save save) {
+  protocol::Saved failed{};
+  failed.step = save.step;
+  try {
+    return events_.save(std::move(save));
+  } catch (const std::exception& error) {
+    failed.error = error.what();
+  }
+  base::log().info("the checkpoint of step {} was not written: {}", failed.step, failed.error);
+  tell(std::move(failed));
 }
 
 bool HostConnection::leave(const std::function<void()>& event, const char* request) {

@@ -24,6 +24,7 @@ class HostConnection {
     /// The process of the host has ended. A child of the host may hold a copy of its socket, so only this
     /// tells that the host is gone.
     std::function<void()> ended;
+    /// If it throws, the host is told that the checkpoint was not written.
     std::function<void(protocol::Save)> save;
   };
   /// `link` and `supervisor` must outlive this.
@@ -37,6 +38,9 @@ class HostConnection {
 
  private:
   bool serve_request();
+  bool serve(protocol::Received& request);
+  void serve(const protocol::Resize& size);
+  void serve(protocol::Save save);
   bool leave(const std::function<void()>& event, const char* request);
 
   HostLink& link_;

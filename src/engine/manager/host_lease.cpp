@@ -75,8 +75,8 @@ void Lease::give(Host host, base::UniqueFd ours) {
                                              .closed = leaving(false),
                                              .ended = leaving(false),
                                              .save = [this](protocol::Save save) {
-                                               saves_.push_back(number_);
                                                events_.save(std::move(save));
+                                               saves_.push_back(number_);  // tell_saved() is posted.
                                              }});
   socket_ = std::move(ours);
   number_ = number;

@@ -10,6 +10,7 @@
 #include "accelmgr/errors.hpp"
 #include "base/ipc/process.hpp"
 #include "base/ipc/roles.hpp"
+#include "base/ipc/zygote.hpp"
 #include "base/log.hpp"
 #include "engine/manager/interpreter.hpp"
 #include "engine/manager/process.hpp"
@@ -46,14 +47,16 @@ const ipc::RegisteredForkedRole forked_manager(manager::server_role,
                                                });
 const ipc::RegisteredRole executed_manager(manager::role_argument,
                                            [](std::span<const std::string_view> arguments) {
-                                             if (arguments.empty())
-                                               manager::run(base::UniqueFd(manager::role_socket));
+                                             if (!arguments.empty()) return;
+                                             ipc::keep_role_descriptors();
+                                             manager::run(base::UniqueFd(manager::role_socket));
                                            });
 const ipc::RegisteredRole executed_fork_server(manager::fork_server_argument,
                                                [](std::span<const std::string_view> arguments) {
-                                                 if (arguments.empty())
-                                                   manager::run_fork_server(
-                                                       base::UniqueFd(manager::role_socket));
+                                                 if (!arguments.empty()) return;
+                                                 ipc::keep_role_descriptors();
+                                                 manager::run_fork_server(
+                                                     base::UniqueFd(manager::role_socket));
                                                });
 
 }  // namespace

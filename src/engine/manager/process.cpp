@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/post.hpp>
+#include <deque>
+#include <mutex>
 #include <tuple>
 
 #include "accelmgr/errors.hpp"
@@ -15,6 +17,7 @@
 #include "base/exception_text.hpp"
 #include "base/ipc/fork_server_client.hpp"
 #include "base/ipc/process.hpp"
+#include "base/ipc/user_forks.hpp"
 #include "base/log.hpp"
 #include "base/timing.hpp"
 #include "engine/device/assignment.hpp"
@@ -78,8 +81,16 @@ ChosenDevices with_devices_of_session(const Config& config) {
                             ipc::ForkServerClient fork_server, HostLink& host, Image image) {
   boost::asio::io_context loop;
   HostConnection* told = nullptr;
+  std::mutex mutex;
+  std::deque<protocol::Saved> outcomes;
+  const auto tell_of_outcomes = [&] {
+    const std::lock_guard lock(mutex);
+    for (; !outcomes.empty(); outcomes.pop_front()) told->tell(std::move(outcomes.front()));
+  };
   CheckpointWriter writer(config.checkpoint, owner.checkpoint_view(), [&](protocol::Saved saved) {
-    boost::asio::post(loop, [&, saved = std::move(saved)] { told->tell(saved); });
+    const std::lock_guard lock(mutex);
+    outcomes.push_back(std::move(saved));
+    boost::asio::post(loop, tell_of_outcomes);
   });
   Supervisor supervisor(
       loop, config, owner.view(), owner.manifest(), std::move(fork_server),
@@ -109,6 +120,7 @@ ChosenDevices with_devices_of_session(const Config& config) {
   // The host bounds how long a stop may take. Without a host, nothing waits for a disk that hangs.
   while (!writer.finish(base::Deadline::in_seconds(timing::writer_look_s)) && !host.is_gone()) {
   }
+  tell_of_outcomes();  // The loop has ended.
   ipc::exit_with_group(0);
 }
 
@@ -127,6 +139,8 @@ ChosenDevices with_devices_of_session(const Config& config) {
   not_for_runners.push_back(socket);
   auto fork_server = fork_first_server(config, host.pidfd(), not_for_runners);
   base::log().info("the manager (pid {}) begins; its fork server is process {}", getpid(), fork_server.pid());
+  for (const int fd : not_for_runners) ipc::close_in_forks(fd);
+  ipc::default_in_forks(ipc::signals_of_host);
   call_at_begin();
   const auto prepared = [&](const session::Session& session, bool needs_values) {
     interpreter().forget_values();

@@ -6,6 +6,7 @@
 
 #include "base/config/faults.hpp"
 #include "base/ipc/process.hpp"
+#include "base/ipc/user_forks.hpp"
 #include "base/log.hpp"
 #include "base/timing.hpp"
 #include "engine/manager/chosen_devices.hpp"
@@ -22,6 +23,7 @@ ServedManager::ServedManager(boost::asio::io_context& loop, const Config& config
   first_fork_server_.emplace(fork_first_server(chosen_.config, self_.get(), not_for_runners));
   base::log().info("the manager (pid {}) begins; its fork server is process {}", getpid(),
                    first_fork_server_->pid());
+  for (const int fd : not_for_runners) ipc::close_in_forks(fd);
   call_at_begin();
 }
 

@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
 #include <iterator>
 #include <nlohmann/json.hpp>
@@ -14,6 +15,7 @@
 #include "base/ipc/memory.hpp"
 #include "base/ipc/socket.hpp"
 #include "base/refusals.hpp"
+#include "base/utf8.hpp"
 #include "engine/session/layout.hpp"
 #include "engine/session/step_word.hpp"
 
@@ -84,6 +86,40 @@ struct Packet {
   std::vector<int> fds{};
 };
 
+/// `text` without its middle, if it has more than `most` bytes.
+std::string shortened(const std::string& text, std::size_t most) {
+  if (text.size() <= most) return text;
+  const auto half = most / 2;
+  return fmt::format("{}\n... {} bytes are left out here ...\n{}", base::valid_utf8(text.substr(0, half)),
+                     text.size() - 2 * half, base::valid_utf8(text.substr(text.size() - half)));
+}
+
+/// Shortens each text, and each list of texts, to about `most` bytes.
+void shorten(json& value, std::size_t most) {
+  if (value.is_string()) value = shortened(value.get_ref<const std::string&>(), most);
+  if (!value.is_structured()) return;
+  std::size_t bytes = 0, kept = 0;
+  for (auto& part : value) {
+    shorten(part, most);
+    if (part.is_string()) bytes += part.get_ref<const std::string&>().size();
+    if (bytes <= most) ++kept;
+  }
+  if (!value.is_array() || kept == value.size()) return;
+  const auto left_out = value.size() - kept;
+  value.erase(value.begin() + static_cast<std::ptrdiff_t>(kept), value.end());
+  value.push_back(fmt::format("and {} more", left_out));
+}
+
+/// The text of a packet, shortened until one can hold it: an error may quote what is as long as it likes.
+std::string text_of_packet(json value) {
+  auto text = base::json_text(value);
+  for (auto most = ipc::max_packet_bytes / 2; text.size() > ipc::max_packet_bytes && most > 0; most /= 2) {
+    shorten(value, most);
+    text = base::json_text(value);
+  }
+  return text;
+}
+
 Packet pack(const Stop&) { return {{{"type", "Stop"}}}; }
 Packet pack(const Detach&) { return {{{"type", "Detach"}}}; }
 Packet pack(const Resize& resize) { return {{{"type", "Resize"}, {"ranks", resize.ranks}}}; }
@@ -109,8 +145,6 @@ Packet pack(const Saved& saved) {
            {"error", saved.error},
            {"warnings", saved.warnings}}};
 }
-
-using Received = std::variant<Stop, Detach, Resize, Save, Refused>;
 
 Received request_of(ipc::Message& message, std::uint64_t lease) {
   constexpr const char* what = "a request of the host";
@@ -225,11 +259,11 @@ void send_started(int socket, const Started& started) {
 
 void send_failed(int socket, const std::exception& error) {
   const auto failed = describe(error);
-  ipc::send(socket, base::json_text({{"type", failed.type},
-                                     {"what", failed.what},
-                                     {"key", failed.key},
-                                     {"rank", failed.rank},
-                                     {"phase", failed.phase}}));
+  ipc::send(socket, text_of_packet({{"type", failed.type},
+                                    {"what", failed.what},
+                                    {"key", failed.key},
+                                    {"rank", failed.rank},
+                                    {"phase", failed.phase}}));
 }
 
 std::variant<Assigned, Prepared, Started, Failed> receive_answer(int socket, base::Deadline deadline) {
@@ -336,7 +370,7 @@ std::optional<Received> next_request(int socket, std::uint64_t lease) {
 bool send_notice(int socket, const Notice& notice) {
   const auto packet = std::visit([](const auto& n) { return pack(n); }, notice);
   try {
-    ipc::send(socket, base::json_text(packet.text), packet.fds, base::Deadline::at_ns(0));
+    ipc::send(socket, text_of_packet(packet.text), packet.fds, base::Deadline::at_ns(0));
     return true;
   } catch (const SessionError&) {
     return false;

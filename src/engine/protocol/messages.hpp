@@ -142,10 +142,10 @@ void send_request(int socket, const Request& request, std::uint64_t lease = 0);
 struct Refused {
   std::string why;
 };
+using Received = std::variant<Stop, Detach, Resize, Save, Refused>;
 /// Does not block; nullopt if there is no request. The end of the socket is a Stop. A request that states
 /// another lease than `lease` is refused.
-std::optional<std::variant<Stop, Detach, Resize, Save, Refused>> next_request(int socket,
-                                                                              std::uint64_t lease = 0);
+std::optional<Received> next_request(int socket, std::uint64_t lease = 0);
 
 /// The supervisor has started another fork server.
 struct Relaunched {

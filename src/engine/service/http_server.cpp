@@ -13,6 +13,7 @@
 #include <boost/beast/core/basic_stream.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/http.hpp>
+#include <cerrno>
 #include <chrono>
 #include <optional>
 #include <utility>
@@ -328,7 +329,8 @@ HttpServer::HttpServer(asio::io_context& loop, base::UniqueFd socket, std::varia
                          .guard = std::move(guard),
                          .limits = limits,
                          .handler = std::move(handler)}) {
-  socket.release();  // The acceptor owns it now.
+  socket.release();                             // The acceptor owns it now.
+  shared_->acceptor.native_non_blocking(true);  // A client may have gone before it is accepted.
   accept(shared_);
 }
 
@@ -339,12 +341,18 @@ HttpServer::~HttpServer() {
 }
 
 void HttpServer::accept(const std::shared_ptr<Shared>& shared) {
-  shared->acceptor.async_accept([shared](const error_code& error, Protocol::socket socket) {
-    if (!shared->acceptor.is_open()) return;
-    if (!error) {
+  shared->acceptor.async_wait(Protocol::socket::wait_read, [shared](const error_code& error) {
+    auto& acceptor = shared->acceptor;
+    if (!acceptor.is_open()) return;
+    // Not asio's accept(), whose sockets are inherited by what user code executes.
+    base::UniqueFd fd(accept4(acceptor.native_handle(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (fd) {
+      const auto protocol = protocol_of(fd.get());
+      Protocol::socket socket(acceptor.get_executor(), protocol, fd.release());
       std::make_shared<Connection>(std::move(socket), shared)->begin();
       return accept(shared);
     }
+    if (!error && (errno == EAGAIN || errno == EINTR || errno == ECONNABORTED)) return accept(shared);
     // Without room for another descriptor the next call would fail at once, for ever.
     shared->retry.expires_after(std::chrono::milliseconds(20));
     shared->retry.async_wait([shared](const error_code&) {

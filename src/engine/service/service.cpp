@@ -10,13 +10,16 @@
 #include <chrono>
 #include <filesystem>
 #include <future>
+#include <system_error>
 #include <thread>
 #include <utility>
 
 #include "accelmgr/errors.hpp"
 #include "base/config/loader.hpp"
 #include "base/exception_text.hpp"
+#include "base/ipc/leftovers.hpp"
 #include "base/ipc/process.hpp"
+#include "base/ipc/user_forks.hpp"
 #include "base/log.hpp"
 #include "base/timing.hpp"
 #include "engine/manager/chosen_devices.hpp"
@@ -79,7 +82,9 @@ void Service::begin(const std::function<void(const std::string&)>& say) {
   manager_.make_session(run_->resumed ? run_->resumed->path : "");
   if (run_->resumed) run_->resumed->tensors.clear();  // A host gets them from the file.
   driver_.emplace(loop_, manager_, *run_);
-  for (const int number : {SIGTERM, SIGINT, SIGHUP}) signals_.add(number);
+  constexpr int handled[] = {SIGTERM, SIGINT, SIGHUP};
+  for (const int number : handled) signals_.add(number);
+  ipc::default_in_forks(handled);
   wait_for_signal();
   manager_.start({.ready = [this, say] { ready(say); },
                   .gave_up = [this] { act([this] { gave_up(); }); },
@@ -174,8 +179,7 @@ void Service::reload_when_idle() {
       if (!error) reload_when_idle();
     });
   }
-  is_reading_ = true;
-  std::thread([this] {
+  const auto read = [this] {
     std::optional<Config> next;
     std::string why;
     try {
@@ -188,7 +192,13 @@ void Service::reload_when_idle() {
       if (next) return apply(*next);
       base::log().error("SIGHUP: the configuration stays as it is: {}", why);
     });
-  }).detach();
+  };
+  try {
+    std::thread(read).detach();
+    is_reading_ = true;  // The thread's result comes through the loop of this one, so later.
+  } catch (const std::system_error& error) {
+    base::log().error("SIGHUP: the configuration stays as it is: no thread can read it: {}", error.what());
+  }
 }
 
 void Service::apply(const Config& next) {
@@ -313,6 +323,7 @@ void serve(const Config& config, const ServeOptions& options,
   ipc::name_process("accelmgr:mgr");
   base::start_logging("service");
   ipc::survive_failed_writes();
+  ipc::mark_descendants();
   // Neither is ever destroyed: other threads use them until the process ends.
   auto& loop = *new boost::asio::io_context;
   auto& service = *new Service(loop, config, options);
@@ -328,6 +339,7 @@ void serve(const Config& config, const ServeOptions& options,
   }
   // Not ipc::exit_with_group(): the process group of a service may have been made by a shell, for a whole
   // pipeline.
+  ipc::end_marked(ipc::own_mark(), base::Deadline::in_seconds(timing::group_end_s));
   _exit(code);
 }
 

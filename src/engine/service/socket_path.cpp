@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <signal.h>
 #include <sys/file.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -88,6 +89,8 @@ void refuse_live(const std::string& path, const sockaddr_un& address) {
   ucred peer{};
   socklen_t size = sizeof peer;
   const bool known = connected && getsockopt(probe.get(), SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0;
+  // A process that a killed service has left behind may hold the socket. It accepts nothing.
+  if (known && peer.pid > 0 && kill(peer.pid, 0) != 0 && errno == ESRCH) return;
   refuse(path, fmt::format("another service listens there{}; each service needs a path of its own",
                            known ? fmt::format(" (process {})", peer.pid) : ""));
 }

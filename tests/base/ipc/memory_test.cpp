@@ -8,6 +8,7 @@
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -101,6 +102,35 @@ TEST(Memfd, CannotBeOpenedForWritingByOtherUsers) {
     const auto path = fmt::format("/proc/self/fd/{}", fd.get());
     if (access("/proc/self/fd", R_OK | X_OK) != 0 || fchmod(fd.get(), 0666) == 0) return 2;
     return open(path.c_str(), O_RDWR) == -1 && errno == EACCES ? 0 : 3;
+  });
+  EXPECT_EQ(end_of(child), "exit code 0");
+}
+
+TEST(Memfd, WhoseMemoryIsAlwaysInterruptedIsAnError) {
+  const auto child = fork_child([] {
+    fail_system_call(SYS_fallocate, EINTR);
+    alarm(20);
+    try {
+      create_memfd("slab", bytes);
+    } catch (const SystemError& error) {
+      return error.code() == EINTR ? 0 : 1;
+    }
+    return 2;
+  });
+  EXPECT_EQ(end_of(child), "exit code 0");
+}
+
+volatile sig_atomic_t interrupting_signals = 0;
+
+TEST(Memfd, UnderAProfilersTimerGetsItsMemoryWithoutASignalMeanwhile) {
+  const auto child = fork_child([] {
+    signal(SIGALRM, [](int) { interrupting_signals = interrupting_signals + 1; });
+    const itimerval often{.it_interval = {0, 100}, .it_value = {0, 100}};
+    setitimer(ITIMER_REAL, &often, nullptr);
+    while (interrupting_signals == 0) pause();
+    const int before = interrupting_signals;
+    create_memfd("slab", std::size_t{256} << 20);
+    return interrupting_signals - before < 10 ? 0 : 1;
   });
   EXPECT_EQ(end_of(child), "exit code 0");
 }

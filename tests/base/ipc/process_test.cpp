@@ -208,40 +208,6 @@ TEST(EndGroup, LeavesAProcessAloneThatWasReaped) {
   EXPECT_TRUE(end_group(Child{}, soon()));
 }
 
-TEST(EndGroupMembers, EndsAllButTheLeader) {
-  auto [ours, theirs] = socket_pair();
-  const auto leader = fork_child([socket = theirs.get()] {
-    setpgid(0, 0);
-    if (fork() == 0) hang();
-    if (fork() == 0) {
-      signal(SIGTERM, SIG_IGN);
-      send(socket, "ignores TERM");
-      raise(SIGSTOP);
-      hang();
-    }
-    receive(socket, soon());  // Until both have been forked.
-    const bool ended = end_group_members(getpid(), base::Deadline::in_seconds(0.02));
-    return ended && waitpid(-1, nullptr, 0) > 0 && waitpid(-1, nullptr, 0) > 0 ? 0 : 1;
-  });
-  EXPECT_EQ(receive(ours.get(), soon()).value().bytes, "ignores TERM");
-  send(ours.get(), "go on");
-  EXPECT_EQ(end_of(leader), "exit code 0");
-}
-
-TEST(EndGroupMembers, EndsWhatALeaderThatWasReapedLeftBehind) {
-  auto [ours, theirs] = socket_pair();
-  const auto leader = fork_child([] {
-    setpgid(0, 0);
-    if (fork() == 0) hang();
-    return 0;
-  });
-  theirs.reset();
-  EXPECT_EQ(end_of(leader), "exit code 0");
-  EXPECT_FALSE(is_closed(ours.get())) << "the other process of the group should still be there";
-  EXPECT_TRUE(end_group_members(leader.pid, soon()));
-  EXPECT_FALSE(receive(ours.get(), soon()));
-}
-
 TEST(DescribeExit, NamesSignalOrExitCode) {
   EXPECT_EQ(describe_exit(W_EXITCODE(0, SIGKILL)), "killed by signal 9 (KILL)");
   EXPECT_EQ(describe_exit(W_EXITCODE(3, 0)), "exit code 3");

@@ -31,7 +31,11 @@ class LeaseTest : public Supervised {
     start_team();
     lease_.emplace(
         loop_, view_, *supervisor_, "/checkpoints",
-        Lease::Events{.save = [this](protocol::Save save) { saves_.push_back(save.step); },
+        Lease::Events{.save =
+                          [this](protocol::Save save) {
+                            if (save.step == refused_step) throw SystemError("starting a thread", EAGAIN);
+                            saves_.push_back(save.step);
+                          },
                       .freed = [this] { ++freed_; },
                       .saved = [this](const protocol::Saved& saved) { told_.push_back(saved.step); }});
   }
@@ -64,6 +68,7 @@ class LeaseTest : public Supervised {
     return {.step = step, .path = folder + "/step", .bytes = 1, .write_ms = 1, .error = {}, .warnings = {}};
   }
 
+  static constexpr std::uint64_t refused_step = 13;  ///< For its checkpoint there is no thread to be had.
   std::vector<std::uint64_t> saves_, told_;
   int freed_ = 0;
   std::optional<Lease> lease_;
@@ -197,6 +202,17 @@ TEST_F(LeaseTest, TheOutcomeOfACheckpointIsForTheHostThatAskedForIt) {
   EXPECT_EQ(lease_->saved_step(), 5u) << "the other one is not in checkpoint.directory";
   EXPECT_EQ(std::get<protocol::Saved>(protocol::next_notice(second.socket.get()).value()).step, 6u);
   EXPECT_FALSE(lease_->is_saving());
+}
+
+TEST_F(LeaseTest, ACheckpointThatCannotBeBegunFailsAlone) {
+  const auto host = admit(100);
+  ask_for_checkpoint(host, refused_step);
+  const auto answer = std::get<protocol::Saved>(protocol::next_notice(host.socket.get()).value());
+  EXPECT_EQ(answer.step, refused_step);
+  EXPECT_THAT(answer.error, HasSubstr("starting a thread"));
+  EXPECT_FALSE(lease_->is_saving());
+  ask_for_checkpoint(host, 6);
+  EXPECT_EQ(saves_, (std::vector<std::uint64_t>{6}));
 }
 
 TEST_F(LeaseTest, AHostHearsOfReplacementsWhileItDrives) {

@@ -248,6 +248,28 @@ TEST_F(MessagesTest, AFailureArrivesAsTheExceptionItWas) {
   }
 }
 
+TEST_F(MessagesTest, AFailureLongerThanAPacketArrivesWithItsBeginningAndItsEnd) {
+  for (const char filling : {'x', '\x01', '\xe2'}) {  // \x01 takes six bytes in JSON.
+    send_failed(manager.get(), ModelError("it begins " + std::string(1'000'000, filling) + " and ends"));
+    const auto what = std::get<Failed>(receive_answer(host.get(), soon())).what;
+    EXPECT_TRUE(what.starts_with("it begins "));
+    EXPECT_TRUE(what.ends_with(" and ends"));
+    EXPECT_NE(what.find("bytes are left out here"), std::string::npos);
+  }
+}
+
+TEST_F(MessagesTest, WarningsLongerThanAPacketArriveInPart) {
+  Saved sent{.step = 7, .path = "/x", .bytes = 6, .write_ms = 1.5, .error = "", .warnings = {}};
+  for (int i = 0; i < 5000; ++i) sent.warnings.push_back("folder " + std::to_string(i) + " cannot be read");
+  EXPECT_TRUE(send_notice(manager.get(), sent));
+  const auto notice = next_notice(host.get());
+  ASSERT_TRUE(notice);
+  const auto& warnings = std::get<Saved>(*notice).warnings;
+  EXPECT_EQ(warnings.front(), "folder 0 cannot be read");
+  EXPECT_EQ(warnings.back(), "and " + std::to_string(5001 - warnings.size()) + " more");
+  EXPECT_GT(warnings.size(), 500u);
+}
+
 TEST_F(MessagesTest, TextThatIsNoUtf8DoesNotBreakTheAnswer) {
   send_failed(manager.get(), DataError("file \xff\xfe"));
   EXPECT_NE(std::get<Failed>(receive_answer(host.get(), soon())).what.find("file"), std::string::npos);

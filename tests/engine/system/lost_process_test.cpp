@@ -220,6 +220,24 @@ INSTANTIATE_TEST_SUITE_P(All, LostHostThatStarts,
                          testing::Values(StartMethod::spawn, StartMethod::fork, StartMethod::forkserver),
                          [](const auto& method) { return config::name_of(method.param); });
 
+// The child holds the manager's end of the socket, so the socket does not close when the manager ends.
+TEST(LostManagerThatStarts, IsToldAtOnceWhileAChildThatItForkedLives) {
+  Stage stage;
+  stage.hold_factories();
+  auto config = staged_config(stage);
+  config.model.options["forks_in_factory"] = "1";
+  config.start_timeout = 30;
+  auto start = std::async(std::launch::async, [&] {
+    return message_of<SessionError>([&] { const client::Handle manager(config, {}); });
+  });
+  const auto child = ipc::open_pidfd(stage.child_of_model());
+  const auto manager = ipc::open_pidfd(stage.wait_until_in_factory());
+  ipc::send_signal(manager.get(), SIGKILL);
+  expect_contains(start.get(), {"the manager process", "killed by signal 9 (KILL)"});
+  ipc::send_signal(child.get(), SIGKILL);
+  expect_nothing_left();
+}
+
 /// Children that user code has forked in a runner and in the manager.
 class ForkedChildren {
  public:
@@ -229,6 +247,10 @@ class ForkedChildren {
   void expect_runners_ended() const { EXPECT_TRUE(ipc::wait_ended(of_runner_.get(), soon())); }
   void expect_ended() const {
     expect_runners_ended();
+    EXPECT_TRUE(ipc::wait_ended(of_manager_.get(), soon()));
+  }
+  void terminate_that_of_manager() const {
+    ipc::send_signal(of_manager_.get(), SIGTERM);
     EXPECT_TRUE(ipc::wait_ended(of_manager_.get(), soon()));
   }
   bool manager_has_its() const { return !ipc::has_ended(of_manager_.get()); }
@@ -260,6 +282,12 @@ TEST_F(ForkedChildrenTest, HaveNothingOfTheSession) {
       EXPECT_EQ(line.find("/memfd:accelmgr"), std::string::npos) << line;
     EXPECT_GT(lines, 0);
   }
+}
+
+TEST_F(ForkedChildrenTest, EndWithASignalToThemAlone) {
+  const ForkedChildren children(stage_);
+  children.terminate_that_of_manager();
+  expect_ok(run_->manager());
 }
 
 TEST_F(ForkedChildrenTest, EndWithTheirRunner) {

@@ -303,5 +303,37 @@ TEST_F(Resume, AManagerKilledWhileItWritesIsToldAndTheNextCheckpointIsGood) {
   EXPECT_EQ(std::distance(fs::directory_iterator(directory_), {}), 2) << "what was left of step 4";
 }
 
+/// What a manager that is stopped while it writes a checkpoint prints, and its folder.
+std::string stopped_while_it_writes(const std::string& fault, const TemporaryFolder& folder) {
+  Stage stage;
+  auto config = resumable_config(stage.path(), folder.path());
+  config.faults = {"rank=manager phase=checkpoint fault=" + fault};
+  StagedRun run(config);
+  expect_ok(run.manager());
+  run.manager().save_checkpoint({});
+  testing::internal::CaptureStderr();
+  run.manager().stop();
+  return testing::internal::GetCapturedStderr();
+}
+
+TEST(Stop, WaitsForACheckpointThatIsBeingWritten) {
+  const TemporaryFolder folder;
+  EXPECT_EQ(stopped_while_it_writes("slow:500", folder), "");
+  EXPECT_TRUE(fs::exists(folder / "step-00000001"));
+}
+
+TEST(Stop, WarnsOfACheckpointThatIsNotWrittenInTime) {
+  const TemporaryFolder folder;
+  const auto said = stopped_while_it_writes("hang", folder);
+  EXPECT_NE(said.find("the checkpoint of step 1 was not written: stop() waits"), std::string::npos) << said;
+  EXPECT_FALSE(fs::exists(folder / "step-00000001"));
+}
+
+TEST(Stop, WarnsOfACheckpointThatFailsMeanwhile) {
+  const TemporaryFolder folder;
+  const auto said = stopped_while_it_writes("exception:no-more-room", folder);
+  EXPECT_NE(said.find("the checkpoint of step 1 was not written: no-more-room"), std::string::npos) << said;
+}
+
 }  // namespace
 }  // namespace accelmgr::test

@@ -19,9 +19,13 @@
 namespace accelmgr::test {
 namespace {
 
+std::string text_of(const std::string& path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
 int serve(const std::vector<std::string>& arguments) {
-  std::ifstream file(arguments.at(0));
-  const std::string yaml{std::istreambuf_iterator<char>(file), {}};
+  const auto yaml = text_of(arguments.at(0));
   std::optional<gid_t> group;
   if (arguments.size() > 2) group = static_cast<gid_t>(std::stoul(arguments[2]));
   service::serve(config::from_yaml(yaml), {.socket = arguments.at(1), .group = group}, say);
@@ -111,6 +115,11 @@ int ServiceRun::terminate() {
   ended_ = true;
   ipc::send_signal(pidfd(), SIGTERM);
   return service_.status();
+}
+
+void ServiceRun::kill() {
+  ipc::send_signal(pidfd(), SIGKILL);
+  wait();
 }
 
 Answer ServiceRun::ask(const std::string& method, const std::string& target, const std::string& body,

@@ -65,6 +65,8 @@ class ServiceRun {
   client::Handle attach(bool keep_gradients = true) const;
   /// Sends SIGTERM. Returns the wait status.
   int terminate();
+  /// Sends SIGKILL and waits for its end. Its socket is left.
+  void kill();
   /// Waits for its end after another signal.
   int wait() {
     ended_ = true;

@@ -11,7 +11,9 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <thread>
+#include <tuple>
 
+#include "descriptors.hpp"
 #include "engine/client/service_socket.hpp"
 #include "engine/protocol/messages.hpp"
 #include "engine/session/layout.hpp"
@@ -70,6 +72,77 @@ TEST(Service, ASecondHostIsRefusedWithTheNameOfTheFirst) {
   EXPECT_NE(text.find("test (pid"), std::string::npos) << text;
   EXPECT_NE(text.find("drives the session"), std::string::npos) << text;
   expect_ok(manager);
+}
+
+TEST(Service, WhatItsDataSourceExecutesInheritsNoDescriptorOfOurs) {
+  Stage stage;
+  auto config = restarting(stage);
+  config.data.options["execute_at"] = "40";
+  const ServiceRun service(config);
+  auto connection = client::ServiceSocket::connect(service.socket(), soon());
+  EXPECT_EQ(connection.ask("GET", "/v1/status", "", "", soon()).status, 200);  // It stays open.
+  auto manager = service.attach();
+  for (int i = 0; i < 5; ++i) expect_ok(manager);
+  auto inherited = inherited_by(stage.child_of_source());
+  for (const int of_role : {role_says, role_waits}) inherited.erase(of_role);
+  EXPECT_EQ(inherited, standard_streams(inherited));
+}
+
+/// What its data source does, and the signal that ends it.
+class EndedService : public testing::TestWithParam<std::tuple<const char*, int>> {};
+
+TEST_P(EndedService, LeavesNothingThatItsDataSourceHasBegun) {
+  const auto& [begins, signal] = GetParam();
+  Stage stage;
+  auto config = restarting(stage);
+  config.data.options[begins] = "0";
+  ServiceRun service(config);
+  const auto child = ipc::open_pidfd(stage.child_of_source());
+  if (signal == SIGTERM) {
+    EXPECT_EQ(service.terminate(), 0);
+    EXPECT_TRUE(ipc::has_ended(child.get()));
+  } else {
+    service.kill();
+    EXPECT_TRUE(ipc::wait_ended(child.get(), soon()));
+    std::filesystem::remove(service.socket());
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, EndedService,
+                         testing::Combine(testing::Values("fork_at", "execute_at"),
+                                          testing::Values(SIGTERM, SIGKILL)));
+
+TEST(Service, IsNotEndedByTheSignalThatEndsAWorkerOfItsDataSource) {
+  Stage stage;
+  auto config = restarting(stage);
+  config.data.options["fork_at"] = "40";
+  const ServiceRun service(config);
+  auto manager = service.attach();
+  for (int i = 0; i < 5; ++i) expect_ok(manager);
+  const auto child = ipc::open_pidfd(stage.child_of_source());
+  ipc::send_signal(child.get(), SIGTERM);
+  EXPECT_TRUE(ipc::wait_ended(child.get(), soon()));
+  for (int i = 0; i < 3; ++i) expect_ok(manager);
+  EXPECT_TRUE(service.status()["ready"].get<bool>());
+}
+
+// A process that user code puts into a session of its own goes on.
+TEST(Service, IsNotKeptOutByWhatAKilledOneLeftBehind) {
+  Stage stage;
+  const TemporaryFolder checkpoints;
+  auto config = restarting(stage);
+  config.model.options["forks_in_factory"] = "1";
+  config.checkpoint.directory = checkpoints.path();
+  ServiceRun service(config);
+  const auto child = ipc::open_pidfd(stage.child_of_model());
+  service.kill();
+  EXPECT_FALSE(ipc::has_ended(child.get()));
+  RoleProcess next(serves, {service.folder() / "config.yaml", service.socket()});
+  EXPECT_TRUE(next.line().starts_with("ready: model"));
+  EXPECT_FALSE(ipc::has_ended(child.get()));
+  ipc::send_signal(next.pidfd(), SIGTERM);
+  EXPECT_EQ(next.status(), 0);
+  ipc::send_signal(child.get(), SIGKILL);
 }
 
 TEST(Service, AHostThatExecutesAnotherProgramMayAttachAgain) {

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <spawn.h>
 #include <unistd.h>
 
 #include "accelmgr/errors.hpp"
@@ -25,12 +26,23 @@ ipc::Mapping open_script(const std::string& path) {
 
 Script& script_in(const ipc::Mapping& map) { return *reinterpret_cast<Script*>(map.data()); }
 
-void fork_child(Script& script, std::atomic<pid_t>& child) {
+void fork_child(Script& script, std::atomic<pid_t>& child, bool apart) {
   const pid_t pid = fork();
   if (pid == 0) {
+    if (apart) setsid();
     alarm(120);
     for (;;) pause();
   }
+  child.store(pid);
+  ipc::advance(script.heard);
+}
+
+void execute_child(Script& script, std::atomic<pid_t>& child) {
+  char program[] = "sleep", seconds[] = "120";
+  char* const arguments[] = {program, seconds, nullptr};
+  pid_t pid = 0;
+  if (const int error = posix_spawnp(&pid, program, nullptr, nullptr, arguments, environ); error != 0)
+    throw SystemError("executing sleep", error);
   child.store(pid);
   ipc::advance(script.heard);
 }

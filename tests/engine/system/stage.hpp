@@ -23,6 +23,7 @@ enum class Act : std::uint32_t {
   undefined_gradient,  ///< NaN in the gradient of output.bias alone; the loss is finite.
   write_parameter,     ///< Write to output.bias.
   fork_child,          ///< Fork a child that does nothing until it is killed.
+  execute_child,       ///< Execute another program as a child, which does nothing until it is killed.
 };
 
 /// The registered name of the model and of the source.
@@ -55,9 +56,10 @@ struct Script {
   ipc::Epoch heard;                              ///< Model, source, factory: advanced with their fields.
   std::atomic<std::int64_t> withheld_from;       ///< Test: the source waits before this element; 0: nowhere.
   std::atomic<bool> withheld;                    ///< Source: it waits there.
-  std::atomic<pid_t> child_of_model, child_of_source;  ///< Parent: the child that user code forked.
-  std::atomic<bool> factories_held;                    ///< Test: no model may be made yet.
-  std::atomic<pid_t> in_factory;                       ///< Factory: the process that waits for the release.
+  /// Parent: the child that user code forked or executed.
+  std::atomic<pid_t> child_of_model, child_of_source;
+  std::atomic<bool> factories_held;  ///< Test: no model may be made yet.
+  std::atomic<pid_t> in_factory;     ///< Factory: the process that waits for the release.
 };
 
 /// Maps the script in a model or a source. Throws SystemError.
@@ -65,9 +67,11 @@ ipc::Mapping open_script(const std::string& path);
 Script& script_in(const ipc::Mapping& map);
 /// A waiting process looks at the script at least this often.
 constexpr std::int64_t stage_slice_ns = 20'000'000;
-/// Forks a child as user code may. It does nothing until it is killed, and ends after two minutes if no
-/// process kills it.
-void fork_child(Script& script, std::atomic<pid_t>& child);
+/// Forks a child as user code may, `apart` in a session of its own. It does nothing until it is killed, and
+/// ends after two minutes if no process kills it.
+void fork_child(Script& script, std::atomic<pid_t>& child, bool apart = false);
+/// Executes another program, which does that too. Unlike subprocess of Python it closes no descriptors.
+void execute_child(Script& script, std::atomic<pid_t>& child);
 
 /// The test's side. The memory has no name; other processes open it through this process's entry in /proc.
 class Stage {
@@ -109,8 +113,9 @@ class Stage {
 
 /// Two runners of one thread each that train the staged model on the staged source. The source is endless
 /// unless `data.elements` is set. The source's `data.options` name elements by number: it throws at
-/// `throw_at`, and forks a child that does nothing at `fork_at`. The model's option `hidden` is its width, by
-/// default 16.
+/// `throw_at`, forks a child that does nothing at `fork_at`, and executes one at `execute_at`. The model's
+/// option `hidden` is its width, by default 16. With its option `forks_in_factory` the manager's model forks
+/// a child in a session of its own while it is made.
 Config staged_config(const Stage& stage);
 Config staged_config(const std::string& stage_path);
 

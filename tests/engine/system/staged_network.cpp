@@ -28,6 +28,7 @@ class StagedNetwork final : public Network {
  public:
   explicit StagedNetwork(const Config& config)
       : map_(open_script(config.model.options.at("stage"))), nprocs_(config.nprocs) {
+    if (config.model.options.contains("forks_in_factory")) fork_apart();
     wait_for_release();
     const auto width = width_of(config);
     std::mt19937_64 values(config.seed_base);
@@ -92,6 +93,13 @@ class StagedNetwork final : public Network {
     }
   }
 
+  /// The first process that makes the model does this: the manager.
+  void fork_apart() {
+    auto& script = script_in(map_);
+    if (script.child_of_model.load() != 0) return;
+    fork_child(script, script.child_of_model, /*apart=*/true);
+  }
+
   Act act_of(int rank) {
     auto& script = script_in(map_);
     if (const auto once = script.once[rank].exchange(Act::compute); once != Act::compute) return once;
@@ -117,6 +125,9 @@ class StagedNetwork final : public Network {
         break;
       case Act::fork_child:
         fork_child(script, script.child_of_model);
+        break;
+      case Act::execute_child:
+        execute_child(script, script.child_of_model);
         break;
       default:
         break;

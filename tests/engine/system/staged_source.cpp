@@ -24,7 +24,8 @@ class StagedSource final : public BatchSource {
       : map_(open_script(config.model.options.at("stage"))),
         elements_(config.data.elements),
         throw_at_(number(config.data.options, "throw_at")),
-        fork_at_(number(config.data.options, "fork_at")) {}
+        fork_at_(number(config.data.options, "fork_at")),
+        execute_at_(number(config.data.options, "execute_at")) {}
 
   std::span<const FieldSpec> fields() const override { return fields_; }
 
@@ -32,6 +33,7 @@ class StagedSource final : public BatchSource {
     if (elements_ > 0 && index_ == elements_) return false;
     wait_until_released();
     if (index_ == fork_at_) fork_child(script_in(map_), script_in(map_).child_of_source);
+    if (index_ == execute_at_) execute_child(script_in(map_), script_in(map_).child_of_source);
     if (index_ == throw_at_) throw std::runtime_error("drawer 7 is on fire");
     float input[source_inputs], sum = 0;
     for (std::size_t i = 0; i < source_inputs; ++i) {
@@ -65,6 +67,7 @@ class StagedSource final : public BatchSource {
   std::int64_t elements_;
   std::int64_t throw_at_;
   std::int64_t fork_at_;
+  std::int64_t execute_at_;
   std::int64_t index_ = 0;
 };
 

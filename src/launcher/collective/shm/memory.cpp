@@ -11,6 +11,7 @@
 
 #include "accelmgr/errors.hpp"
 #include "base/ipc/cores.hpp"
+#include "base/ipc/uninterrupted.hpp"
 #include "launcher/collective/shm/factory.hpp"
 
 namespace accelmgr::collective::shm {
@@ -67,9 +68,8 @@ std::uint64_t checked_table_bytes(int fd) {
 void allocate_range(int memfd, std::uint64_t offset, std::uint64_t bytes) {
   // When memory runs out, the kernel kills a process rather than refuse the allocation.
   if (bytes > little_bytes) check_available(bytes);
-  int error = EINTR;
-  while (error == EINTR)
-    error = posix_fallocate(memfd, static_cast<off_t>(offset), static_cast<off_t>(bytes));
+  const int error = ipc::uninterrupted(
+      [&] { return posix_fallocate(memfd, static_cast<off_t>(offset), static_cast<off_t>(bytes)); });
   if (error == ENOMEM || error == ENOSPC)
     throw SessionError(
         fmt::format("there is not enough memory for a world of ranks: {} bytes are needed", bytes));

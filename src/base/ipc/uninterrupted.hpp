@@ -1,0 +1,39 @@
+// Calls of the kernel that give memory. Under the timer of a profiler they would never end: each signal makes
+// them begin anew.
+#pragma once
+
+#include <signal.h>
+
+#include <cerrno>
+
+namespace accelmgr::ipc {
+
+/// While it exists, no signal comes to this thread.
+class SignalsBlocked {
+ public:
+  SignalsBlocked() noexcept {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, &before_);
+  }
+  ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  SignalsBlocked(const SignalsBlocked&) = delete;
+  SignalsBlocked& operator=(const SignalsBlocked&) = delete;
+
+ private:
+  sigset_t before_;
+};
+
+/// Makes a call that returns 0 or an errno value, again if that is EINTR, and returns it. No signal comes to
+/// this thread meanwhile, so it is interrupted only when this process is stopped or traced: the last EINTR is
+/// returned if that does not end.
+template <class Call>
+int uninterrupted(const Call& call) noexcept {
+  constexpr int most_attempts = 100;
+  const SignalsBlocked blocked;
+  int error = EINTR;
+  for (int attempt = 0; error == EINTR && attempt < most_attempts; ++attempt) error = call();
+  return error;
+}
+
+}  // namespace accelmgr::ipc
