@@ -357,6 +357,10 @@ class Manager(Driver):
         feed = self._delivery.feed
         return feed.while_host_waits() if feed is not None else contextlib.nullcontext()
 
+    def _waits_no_more(self) -> None:
+        if self._delivery.feed is not None:
+            self._delivery.feed.host_goes_on()
+
     def rebind(self, model: torch.nn.Module | None = None) -> None:
         """Goes on with a model that has other parameters: adapters were attached or merged, a layer was added.
 
@@ -423,11 +427,16 @@ class Manager(Driver):
         self._bound.check()
         self._bound.check_buffers()
         self._delivery.refresh()
-        with self._waiting():
-            call()
-        self._bound.begin_again()
-        if self._following is not None:
-            self._following.begin()
+        before = self._handle.statistics().manager_pid
+        try:
+            with self._waiting():
+                call()
+        finally:
+            self._waits_no_more()
+            if self._handle.statistics().manager_pid != before:  # Also if a signal handler has raised since.
+                self._bound.begin_again()
+                if self._following is not None:
+                    self._following.begin()
 
     def _begins_again(self, result: _native.StepResult) -> bool:
         if self._method != "fork" or result.counted or not self._handle.fork_server_ended:

@@ -219,41 +219,55 @@ class Turns:
         """states: what the dataset begins with."""
         self._states = states
         self._of_host = b""  # While the dataset's states are in place.
-        self._changed = threading.Condition()
+        self._left = b""  # The dataset's, while the host's come back.
+        # A signal handler may raise anywhere in the host's thread. It takes the lock itself, because methods of a
+        # Condition that are interrupted keep it, or release it twice; and it does not wait for the Condition.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._over: queue.SimpleQueue[None] = queue.SimpleQueue()  # Wakes the host: nobody is inside any more.
         self._taken = False  # There is a host that says when it waits.
         self._open = False
         self._inside = False
         self._ended = False
 
-    @contextlib.contextmanager
-    def waiting(self) -> Iterator[None]:
-        """The calling thread, the host's, waits."""
-        with self._changed:
+    def __enter__(self) -> None:
+        """The calling thread, the host's, waits from now on."""
+        with self._lock:
             self._taken = self._open = True
             self._changed.notify_all()
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._open = False
-                if not self._ended and not self._changed.wait_for(lambda: not self._inside, LATE_S):
-                    self._ended = True  # It may wait for what the host does next.
-                    logger.warning(
-                        "reading an element takes more than %g s: from now on the dataset is read while this process "
-                        "does other things, and shares torch's, NumPy's and Python's random generators with it; give "
-                        "it generators of its own if it draws",
-                        LATE_S,
-                    )
-                if self._of_host:
-                    self._states = generator_states()
-                    set_generator_states(self._of_host)
-                    self._of_host = b""
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """The host goes on. Idempotent: it is called again when a signal handler has ended it."""
+        if not self._taken:
+            return
+        self._open = False
+        deadline = time.monotonic() + LATE_S
+        while self._inside and not self._ended:
+            with contextlib.suppress(queue.Empty):
+                self._over.get(timeout=max(0.0, deadline - time.monotonic()))
+                continue
+            self._ended = True  # It may wait for what the host does next.
+            logger.warning(
+                "reading an element takes more than %g s: from now on the dataset is read while this process "
+                "does other things, and shares torch's, NumPy's and Python's random generators with it; give "
+                "it generators of its own if it draws",
+                LATE_S,
+            )
+        with self._lock:
+            if self._of_host:
+                self._left = self._left or generator_states()
+                set_generator_states(self._of_host)
+                self._states, self._left, self._of_host = self._left, b"", b""
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
         """Blocks until the host waits."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._open or self._ended or not self._taken)
+        with self._lock:
+            while self._taken and not self._open and not self._ended:
+                self._changed.wait(LOOK_S)  # Looks again: a signal handler may have kept the host from telling.
             self._inside = True
             if self._open and not self._ended and not self._of_host:
                 self._of_host = generator_states()
@@ -261,12 +275,13 @@ class Turns:
         try:
             yield
         finally:
-            with self._changed:
+            with self._lock:
                 self._inside = False
-                self._changed.notify_all()
+                if not self._open:
+                    self._over.put(None)
 
     def end(self) -> None:
-        with self._changed:
+        with self._lock:
             self._ended = True
             self._changed.notify_all()
 
@@ -330,7 +345,11 @@ class Feed:
         """The calling thread, the host's, waits for the manager process, and elements are read meanwhile. Once there
         was such a time, no element is read outside of one.
         """
-        return self._turns.waiting()
+        return self._turns
+
+    def host_goes_on(self) -> None:
+        """Does again what a signal handler that raised may have kept while_host_waits() from doing at its end."""
+        self._turns.close()
 
     def follow(self, consumed: Callable[[], int]) -> None:
         """From now on elements below consumed() are dropped. The feed's threads call consumed()."""

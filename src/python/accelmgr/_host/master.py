@@ -258,14 +258,9 @@ class Master:
         """Replaces all parameters. Raises ModelError, before it writes anything, if one does not fit."""
         for (name, current), value in zip(self.parameters, values, strict=True):
             check_replacement("update_model_parameters", name, current, value)
-        self._handle.begin_writing()
-        whole = False
-        try:
+        with self._handle.writing():
             for (_, current), value in zip(self.parameters, values, strict=True):
                 current.copy_(value)
-            whole = True
-        finally:
-            self._handle.end_writing(whole)
 
     def state_dict(self, buffers: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Copies of the parameters, and the persistent ones of `buffers`; tied tensors under each of their names."""
