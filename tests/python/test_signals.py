@@ -1,6 +1,9 @@
 """Checks that a signal handler which raises loses nothing, wherever the interpreter calls it in a call of a manager."""
 
+import contextlib
 import random
+import signal
+import sqlite3
 
 import pytest
 import torch
@@ -157,3 +160,46 @@ def test_after_a_call_that_was_interrupted_all_is_as_before(tmp_path, call):
             account.note(manager.step())
             account.check(where)
             place += LONG.get(call, 1)
+
+
+class BoundToItsThread:
+    """Elements as those of Elements. Reading number `at` is interrupted `times`."""
+
+    def __init__(self, at, times):
+        self._at, self._times = at, times
+        self._bound = sqlite3.connect(":memory:")
+
+    def __iter__(self):
+        for i, element in enumerate(Elements()):
+            self._bound.execute("select 1")
+            for _ in range(self._times if i == self._at else 0):
+                signal.raise_signal(signal.SIGINT)
+            yield element
+
+
+def test_ctrl_c_while_the_host_reads_ends_the_step_and_not_the_data():
+    model = Sees()
+    with accelmgr.Manager(model, BoundToItsThread(9, 1), runners__threads=1, prefetch=1, **OPTIONS) as manager:
+        account = Account(manager, model)
+        interrupted = 0
+        for _ in range(10):
+            try:
+                account.note(manager.step())
+            except KeyboardInterrupt as error:
+                account.note(error)
+                interrupted += 1
+            account.check(interrupted)
+        assert interrupted == 1 and manager.statistics().steps >= 9
+
+
+def test_a_second_one_ends_the_read_and_the_data():
+    with accelmgr.Manager(Sees(), BoundToItsThread(9, 2), runners__threads=1, prefetch=1, **OPTIONS) as manager:
+        result = None
+        with contextlib.suppress(KeyboardInterrupt):
+            for _ in range(10):
+                result = manager.step()
+        assert result.ok
+        result = manager.step()
+        while result.ok:
+            result = manager.step()
+        assert "KeyboardInterrupt" in result.error

@@ -20,6 +20,7 @@ import logging
 import os
 import queue
 import secrets
+import signal
 import socket
 import struct
 import sys
@@ -27,7 +28,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from types import GeneratorType
+from types import FrameType, GeneratorType
 from typing import Any
 
 import torch
@@ -196,16 +197,42 @@ class _Owner:
         return None
 
     def work(self) -> None:
-        """Does what is wanted now. Returns when nothing has been wanted for a moment."""
-        while True:
-            try:
-                function = self._calls.get(timeout=MOMENT_S)
-            except queue.Empty:
-                return
-            try:
-                self._results.put((function(), None))
-            except BaseException as error:
-                self._results.put((None, error))
+        """Does what is wanted now. Returns when nothing has been wanted for a moment.
+
+        Ctrl-C waits for the element that is being read, since what is raised inside an iterator ends it. A second one
+        does not wait.
+        """
+        came = False
+        handler = signal.getsignal(signal.SIGINT)
+
+        def note(number: int, frame: FrameType | None) -> Any:
+            nonlocal came
+            if came and callable(handler):
+                return handler(number, frame)
+            came = True
+
+        defers = callable(handler) and threading.current_thread() is threading.main_thread()
+        if defers:
+            signal.signal(signal.SIGINT, note)
+        try:
+            while not came and self._did_one():
+                pass
+        finally:
+            if defers and signal.getsignal(signal.SIGINT) is note:
+                signal.signal(signal.SIGINT, handler)
+        if came:
+            signal.raise_signal(signal.SIGINT)
+
+    def _did_one(self) -> bool:
+        try:
+            function = self._calls.get(timeout=MOMENT_S)
+        except queue.Empty:
+            return False
+        try:
+            self._results.put((function(), None))
+        except BaseException as error:
+            self._results.put((None, error))
+        return True
 
 
 class Turns:
