@@ -284,6 +284,9 @@ void bind_manager(nb::module_& module) {
       .def("attach", &Handle::attach, nb::arg("path"), nb::arg("name"), nb::arg("timeout"),
            nb::arg("keep_gradients") = false,
            "Drives the session of the service at `path` from now on. The configuration is the service's.")
+      .def(
+          "share_with_children", [](Handle& self) { self.started().share_with_children(); },
+          "Processes that this one forks share the memory of parameters and gradients with it from now on.")
       .def_prop_ro("unfinished", [](Handle& self) { return self.started().unfinished(); })
       .def_prop_ro("started", &Handle::is_started)
       .def_prop_ro(
