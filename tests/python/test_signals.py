@@ -117,6 +117,34 @@ def test_steps_tells_of_the_step_that_it_has_not_given():
         check_each_place(manager, model, lambda: next(manager.steps()))
 
 
+class Frozen(nn.Module):
+    """Each of `parts` is added to what is trained when it requires a gradient."""
+
+    def __init__(self, count):
+        super().__init__()
+        self.parts = nn.ParameterList(nn.Parameter(torch.zeros(2), requires_grad=i == 0) for i in range(count))
+
+    def forward(self, x):
+        return (sum(self.parts) * x).sum()
+
+
+def test_a_step_that_makes_a_gradient_for_what_was_frozen():
+    model = Frozen(150)
+    with accelmgr.Manager(model, Elements(), nprocs=1, batch_size_per_device=1, runners__threads=1) as manager:
+        manager.step()
+        place, where = 0, "at the beginning"
+        for number in range(1, 150):
+            manager.zero_grad()
+            model.parts[number].requires_grad_(True)
+            where, _ = interrupted_at(place, manager.step)
+            steps = manager.statistics().steps
+            manager.zero_grad()
+            assert manager.step().step == steps + 1
+            assert [part.grad[0].item() for part in model.parts[: number + 1]] == [float(steps)] * (number + 1), where
+            assert all(part.grad is None for part in model.parts[number + 1 :]), where
+            place += 7
+
+
 def test_a_step_of_a_TPUManager():
     model = Sees()
     with TPUManager(model, Elements(), start=True, **OPTIONS) as manager:
