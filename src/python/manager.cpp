@@ -195,8 +195,10 @@ class Handle {
     return numbers;
   }
 
-  /// Sets the result as `step_result` on what a signal handler raised: the step may have counted before that.
-  StepResult step(std::optional<double> timeout_s, bool accumulate, bool parameters_changed, bool repeat) {
+  /// Appends the result to `made` before it throws what a signal handler raised: the step may have counted
+  /// before that, and what this returned would be lost if the interpreter called the handler afterwards.
+  void step(nb::typed<nb::list, StepResult> made, std::optional<double> timeout_s, bool accumulate,
+            bool parameters_changed, bool repeat) {
     auto& handle = started();
     Interruption interruption(work_.ptr());
     StepResult result;
@@ -213,11 +215,11 @@ class Handle {
     }
     try {
       interruption.rethrow();
-    } catch (nb::python_error& raised) {
-      nb::setattr(raised.value(), "step_result", nb::cast(std::move(result)));
+    } catch (const nb::python_error&) {
+      made.append(nb::cast(std::move(result)));
       throw;
     }
-    return result;
+    made.append(nb::cast(std::move(result)));
   }
 
   void while_waiting(const nb::typed<nb::callable, nb::object()>& work) { work_ = work; }
@@ -241,9 +243,24 @@ class Handle {
   session::Manifest manifest_;
 };
 
+/// A pair of begin_writing() and end_writing() that no signal handler can come into: a context manager of
+/// Python might be left between having begun and knowing it.
+struct Writing {
+  Handle& handle;
+};
+
 }  // namespace
 
 void bind_manager(nb::module_& module) {
+  nb::class_<Writing>(module, "Writing",
+                      "Writes in place inside `with` are one update: see Handle.writing().")
+      .def("__enter__", [](Writing& self) { self.handle.started().begin_writing(client::Written::all); })
+      .def(
+          "__exit__",
+          [](Writing& self, nb::handle type, nb::handle, nb::handle) {
+            self.handle.started().end_writing(type.is_none());
+          },
+          nb::arg("type").none(), nb::arg("error").none(), nb::arg("traceback").none());
   nb::class_<Handle>(
       module, "Handle",
       "The host's side of a manager. One thread at a time; not usable in a fork of the host.\n"
@@ -267,6 +284,9 @@ void bind_manager(nb::module_& module) {
       .def("attach", &Handle::attach, nb::arg("path"), nb::arg("name"), nb::arg("timeout"),
            nb::arg("keep_gradients") = false,
            "Drives the session of the service at `path` from now on. The configuration is the service's.")
+      .def(
+          "share_with_children", [](Handle& self) { self.started().share_with_children(); },
+          "Processes that this one forks share the memory of parameters and gradients with it from now on.")
       .def_prop_ro("unfinished", [](Handle& self) { return self.started().unfinished(); })
       .def_prop_ro("started", &Handle::is_started)
       .def_prop_ro(
@@ -281,9 +301,9 @@ void bind_manager(nb::module_& module) {
             return std::pair(config.model.kind, config.data.kind);
           },
           "model.kind and data.kind.")
-      .def("step", &Handle::step, nb::arg("timeout") = nb::none(), nb::arg("accumulate") = true,
-           nb::arg("parameters_changed") = true, nb::arg("repeat") = false,
-           "An exception that a signal handler raises has the result as `step_result`.")
+      .def("step", &Handle::step, nb::arg("made"), nb::arg("timeout") = nb::none(),
+           nb::arg("accumulate") = true, nb::arg("parameters_changed") = true, nb::arg("repeat") = false,
+           "Appends the result to `made`, also if it then raises what a signal handler has raised.")
       .def("zero_grad", [](Handle& self) { unlocked([&m = self.started()] { m.zero_grad(); }); })
       .def(
           "touched",
@@ -329,13 +349,12 @@ void bind_manager(nb::module_& module) {
           },
           nb::arg("values"), "Raises ModelError before anything is written.")
       .def(
-          "begin_writing",
-          [](Handle& self, bool frozen) {
-            self.started().begin_writing(frozen ? client::Written::all : client::Written::trained);
-          },
-          nb::arg("frozen") = true,
-          "Begins writes in place: no runner computes with half of them. Raises UsageError inside another "
-          "pair.")
+          "writing", [](Handle& self) { return Writing{self}; }, nb::keep_alive<0, 1>(),
+          "No runner computes with half of what is written inside. What an exception ends is not whole. "
+          "Raises UsageError inside another one.")
+      .def(
+          "begin_writing", [](Handle& self) { self.started().begin_writing(client::Written::trained); },
+          "As writing(), of parameters that are trained alone.")
       .def(
           "end_writing", [](Handle& self, bool whole) { self.started().end_writing(whole); },
           nb::arg("whole") = true, "whole: the caller vouches that no parameter is half written any more.")

@@ -237,6 +237,36 @@ def test_what_is_saved_is_what_was_there(tmp_path):
             )
 
 
+@pytest.mark.parametrize("name", ["complex32", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"])
+def test_what_torch_can_only_convert_is_saved_too(tmp_path, name):
+    dtype = getattr(torch, name, None)
+    if dtype is None:
+        pytest.skip(f"this torch has no {name}")
+
+    class Scaled(nn.Module):
+        def __init__(self, scale: float) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(3))
+            self.scale = nn.Parameter(torch.full((3,), scale).to(dtype), requires_grad=False)
+            self.register_buffer("other", torch.full((3,), 2 * scale).to(dtype))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (self.weight * (self.scale.to(torch.complex64) * self.other.to(torch.complex64)).real * x).sum()
+
+    def bits(model: nn.Module) -> list[torch.Tensor]:
+        return [tensor.detach().view(torch.uint8) for tensor in (model.scale, model.other)]
+
+    options = {"checkpoint__directory": str(tmp_path), "checkpoint__resume": "latest"}
+    model, again = Scaled(2.0), Scaled(1.0)
+    with started(model, [torch.ones(3)] * 8, Shape(), "fork", **options) as manager:
+        manager.step().raise_for_status()
+        assert model.weight.grad is not None and model.weight.grad.tolist() == [8.0] * 3
+        manager.save_checkpoint()
+        assert [written.error for written in manager.checkpoints_written(wait=30)] == [""]
+    with started(again, [torch.ones(3)] * 8, Shape(), "fork", **options):
+        assert all(map(torch.equal, bits(again), bits(model)))
+
+
 def test_float32_gradients_of_16_bits():
     """`.grad` is a rounded copy; what is written there counts."""
     model = Linear(torch.bfloat16)

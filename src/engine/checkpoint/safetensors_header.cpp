@@ -20,23 +20,28 @@ using nlohmann::json;
 
 static_assert(std::endian::native == std::endian::little, "tensors lie in the file as they lie in memory");
 
-constexpr std::array<std::pair<std::string_view, DType>, 17> dtypes{{{"F64", DType::float64},
-                                                                     {"F32", DType::float32},
-                                                                     {"F16", DType::float16},
-                                                                     {"BF16", DType::bfloat16},
-                                                                     {"I64", DType::int64},
-                                                                     {"I32", DType::int32},
-                                                                     {"I16", DType::int16},
-                                                                     {"I8", DType::int8},
-                                                                     {"U8", DType::uint8},
-                                                                     {"BOOL", DType::boolean},
-                                                                     {"U16", DType::uint16},
-                                                                     {"U32", DType::uint32},
-                                                                     {"U64", DType::uint64},
-                                                                     {"F8_E4M3", DType::float8_e4m3fn},
-                                                                     {"F8_E5M2", DType::float8_e5m2},
-                                                                     {"C64", DType::complex64},
-                                                                     {"C128", DType::complex128}}};
+constexpr std::array<std::pair<std::string_view, DType>, dtype_count> dtypes{
+    {{"F64", DType::float64},
+     {"F32", DType::float32},
+     {"F16", DType::float16},
+     {"BF16", DType::bfloat16},
+     {"I64", DType::int64},
+     {"I32", DType::int32},
+     {"I16", DType::int16},
+     {"I8", DType::int8},
+     {"U8", DType::uint8},
+     {"BOOL", DType::boolean},
+     {"U16", DType::uint16},
+     {"U32", DType::uint32},
+     {"U64", DType::uint64},
+     {"F8_E4M3", DType::float8_e4m3fn},
+     {"F8_E5M2", DType::float8_e5m2},
+     {"F8_E4M3FNUZ", DType::float8_e4m3fnuz},
+     {"F8_E5M2FNUZ", DType::float8_e5m2fnuz},
+     {"F8_E8M0", DType::float8_e8m0fnu},
+     {"C64", DType::complex64},
+     {"C128", DType::complex128},
+     {"C32", DType::complex32}}};
 
 [[noreturn]] void refuse_header(const std::string& where, const std::string& why) {
   throw CheckpointError(fmt::format("'{}' is not a whole safetensors file: {}", where, why));
@@ -161,9 +166,8 @@ std::optional<DType> dtype_in_file(std::string_view name) {
   return found == dtypes.end() ? std::nullopt : std::optional(found->second);
 }
 
-std::optional<std::string_view> name_in_file(DType dtype) {
-  const auto* const found = std::ranges::find(dtypes, dtype, [](const auto& known) { return known.second; });
-  return found == dtypes.end() ? std::nullopt : std::optional(found->first);
+std::string_view name_in_file(DType dtype) {
+  return std::ranges::find(dtypes, dtype, [](const auto& known) { return known.second; })->first;
 }
 
 std::optional<std::uint64_t> dtype_bytes(std::string_view name) {

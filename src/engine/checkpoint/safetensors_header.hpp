@@ -28,11 +28,11 @@ inline constexpr std::uint64_t safetensors_length_bytes = 8;
 inline constexpr std::uint64_t safetensors_header_limit = 100'000'000;
 inline constexpr const char* safetensors_metadata_key = "__metadata__";
 
-/// Convert between dtypes and their names in a file; nullopt if there is no counterpart. Known are F64, F32,
-/// F16, BF16, F8_E4M3, F8_E5M2, C64, I64, I32, I16, I8, U64, U32, U16, U8, BOOL, and C128 (complex128), which
-/// the format does not have.
+/// Convert between dtypes and their names in a file; nullopt for an unknown name. Known are F64, F32, F16,
+/// BF16, F8_E4M3, F8_E5M2, F8_E4M3FNUZ, F8_E5M2FNUZ, F8_E8M0, C64, I64, I32, I16, I8, U64, U32, U16, U8,
+/// BOOL, and two that the format does not have: C128 (complex128), C32 (complex32).
 std::optional<DType> dtype_in_file(std::string_view name);
-std::optional<std::string_view> name_in_file(DType dtype);
+std::string_view name_in_file(DType dtype);
 /// Bytes of an element; nullopt for an unknown dtype.
 std::optional<std::uint64_t> dtype_bytes(std::string_view name);
 

@@ -18,24 +18,17 @@ namespace {
 
 using nlohmann::json;
 
-std::string dtype_of(const std::string& name, DType dtype) {
-  if (const auto known = name_in_file(dtype)) return std::string(*known);
-  throw CheckpointError(
-      fmt::format("the tensor '{}' is {}, which a checkpoint cannot hold", name, name_of(dtype)));
-}
+std::string dtype_of(DType dtype) { return std::string(name_in_file(dtype)); }
 
 TensorBytes parameter(const session::TensorEntry& entry, const std::byte* parameters) {
-  return {{entry.name, dtype_of(entry.name, entry.dtype), entry.shape, entry.bytes(), entry.aliases},
+  return {{entry.name, dtype_of(entry.dtype), entry.shape, entry.bytes(), entry.aliases},
           parameters + entry.offset};
 }
 
 TensorBytes gradient(const session::TensorEntry& entry, const std::byte* gradients) {
-  return {{"gradients/" + entry.name,
-           dtype_of(entry.name, entry.gradient_dtype()),
-           entry.shape,
-           entry.gradient_bytes(),
-           {}},
-          gradients + entry.gradient};
+  return {
+      {"gradients/" + entry.name, dtype_of(entry.gradient_dtype()), entry.shape, entry.gradient_bytes(), {}},
+      gradients + entry.gradient};
 }
 
 /// The gradients that the master has.
@@ -49,7 +42,7 @@ std::vector<TensorBytes> gradients_of(const session::Session& session, const ses
 
 TensorBytes tensor(const std::string& prefix, const session::BufferEntry& entry, const std::byte* copy,
                    bool aliases) {
-  return {{prefix + entry.name, dtype_of(entry.name, entry.dtype), entry.shape, entry.bytes,
+  return {{prefix + entry.name, dtype_of(entry.dtype), entry.shape, entry.bytes,
            aliases ? entry.aliases : std::vector<std::string>{}},
           copy + entry.offset};
 }

@@ -132,6 +132,7 @@ struct Handle::State {
 
 void Handle::State::map(std::vector<base::UniqueFd> session_fds) {
   session = std::make_shared<session::Session>(session::Session::attach(std::move(session_fds)));
+  session->make_private_in_children();
   view.emplace(*session);
   spans.emplace(view->spans());
   ipc::populate(view->gradients(), session->header().bytes.gradients, 1);
@@ -274,6 +275,7 @@ const std::string& Handle::run_id() const { return state_->run.id; }
 std::string Handle::continuation() const {
   return json{{"run_id", state_->run.id}, {"session", checkpoint::run_state(*session())}}.dump();
 }
+void Handle::share_with_children() { state_->session->make_private_in_children(/*shared=*/true); }
 void Handle::check_owner(const char* call) const { state_->check_owner(call); }
 
 StepResult Handle::step(const StepOptions& options) {

@@ -121,6 +121,10 @@ class Handle {
   void stop();
   void kill() noexcept;
 
+  /// Children that this process forks share the session's memory with it from now on. Otherwise they have the
+  /// pages that they write for themselves.
+  void share_with_children();
+
   /// Throws UsageError, with the name of the call, in any process but the one that started this.
   void check_owner(const char* call) const;
 

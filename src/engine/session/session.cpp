@@ -158,11 +158,16 @@ void Session::keep_from_children() const {
 
 void Session::publish() noexcept { at<Header>(0)->magic.store(magic); }
 
+void Session::make_private_in_children(bool shared) {
+  private_in_children_ = shared ? ipc::PrivateInChildren() : ipc::PrivateInChildren(map_, fds_.at(0).get());
+}
+
 bool Session::make_private() noexcept {
   // Room that nobody has used would take memory when it is read.
   const bool uses_room = control().unfrozen_bytes.load() != 0;
   bool done = map_.make_private(uses_room ? map_.size() : header_->gradients + header_->bytes.gradients);
   for (const auto& slab : slabs_) done = slab.forget() && done;
+  private_in_children_.reset();
   fds_.clear();
   return done;
 }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/ipc/memory.hpp"
+#include "base/ipc/private_in_children.hpp"
 #include "base/unique_fd.hpp"
 #include "engine/session/layout.hpp"
 
@@ -54,6 +55,9 @@ class Session {
   /// Children that are forked from now on do not have the mappings; one that uses them dies. For processes in
   /// which user code forks.
   void keep_from_children() const;
+  /// Children that are forked from now on have private mappings at the addresses of the session, and those of
+  /// the slabs as they are. For a process whose tensors lie in the session. `shared`: no more.
+  void make_private_in_children(bool shared = false);
   /// Gives up the shared memory, for a process that others go on without: what this object showed stays
   /// readable and writable at its addresses, as a private copy; slabs are zeros. If there is no memory for
   /// the copy, it can only be read, and still shows what others write. False if this process can still write
@@ -185,6 +189,7 @@ class Session {
 
   std::vector<base::UniqueFd> fds_;
   ipc::Mapping map_;
+  ipc::PrivateInChildren private_in_children_;  ///< Behind what it refers to.
   std::vector<ipc::Mapping> slabs_;
   std::unique_ptr<const Header>
       header_;  ///< A private copy: other processes cannot change it after it was checked.

@@ -17,6 +17,7 @@ import torch
 from accelmgr import _native
 from accelmgr._common import arguments, loaders
 from accelmgr._common.child import embed
+from accelmgr._common.model_changes import named_leaves
 from accelmgr._common.objective import Extra, Loss, made_whole, whole
 from accelmgr._host import optimizers, program, sharing, status
 from accelmgr._host import start_method as start_methods
@@ -113,6 +114,7 @@ class Manager(Driver):
     Source: the class TPUManager of hivemind's examples; accelmgr.compat.tpu_manager has it under its own name.
     """
 
+    _is_shared = False  # The script has shared the parameters with processes that it forks: share_memory().
     _first_step = 0  # How many steps there were before the processes that there are.
 
     def __init__(
@@ -169,6 +171,7 @@ class Manager(Driver):
         if max_element_bytes is not None and arguments.is_named(dataset):
             raise ConfigError("max_element_bytes has no effect with a built-in dataset", "max_element_bytes")
         super().__init__(model if isinstance(model, torch.nn.Module) else None)
+        self._note_sharing()
         self.collate_fn = collate_fn
         self._dataset = dataset
         self._continues: _Continuation | None = None  # From rebind() until there are processes again.
@@ -234,6 +237,11 @@ class Manager(Driver):
         if (owner := _owners.get(model)) is not None and (other := owner()) is not None and not other._stopped:
             raise UsageError("this model belongs to another manager already; stop() that one first, or pass a copy")
 
+    def _note_sharing(self) -> None:
+        leaves = named_leaves(self._model) if self._model is not None else []
+        on_cpu = [leaf for _, leaf in leaves if leaf.device.type == "cpu"]
+        self._is_shared |= any(leaf.is_shared() for leaf in on_cpu)  # type: ignore[no-untyped-call]
+
     def _whole(self, model: torch.nn.Module) -> torch.nn.Module:
         """The model with its loss and what else is trained."""
         found = whole(model, self._loss, self._extra)
@@ -298,6 +306,8 @@ class Manager(Driver):
             self._delivery.close()
             raise
         self._bound.started()
+        if self._is_shared:
+            self._handle.share_with_children()
         optimizers.watch(self, self._bound.leaves, self._handle.keeps_last_step)
         self._delivery.follow(self)
         self._following = self._delivery.following() if self._refreshes == "auto" else None
@@ -364,6 +374,10 @@ class Manager(Driver):
         feed = self._delivery.feed
         return feed.while_host_waits() if feed is not None else contextlib.nullcontext()
 
+    def _waits_no_more(self) -> None:
+        if self._delivery.feed is not None:
+            self._delivery.feed.host_goes_on()
+
     def rebind(self, model: torch.nn.Module | None = None) -> None:
         """Goes on with a model that has other parameters: adapters were attached or merged, a layer was added.
 
@@ -393,6 +407,7 @@ class Manager(Driver):
         if former is not None:
             _owners.pop(former, None)
         self._model = changed
+        self._note_sharing()
         self._delivery.change_model(changed)
         self.start()
 
@@ -446,11 +461,16 @@ class Manager(Driver):
         self._bound.check()
         self._bound.check_buffers()
         self._delivery.refresh()
-        with self._waiting():
-            call()
-        self._bound.begin_again()
-        if self._following is not None:
-            self._following.begin()
+        before = self._handle.statistics().manager_pid
+        try:
+            with self._waiting():
+                call()
+        finally:
+            self._waits_no_more()
+            if self._handle.statistics().manager_pid != before:  # Also if a signal handler has raised since.
+                self._bound.begin_again()
+                if self._following is not None:
+                    self._following.begin()
 
     def _begins_again(self, result: _native.StepResult) -> bool:
         if self._method != "fork" or result.counted or not self._handle.fork_server_ended:

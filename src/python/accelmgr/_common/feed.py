@@ -20,6 +20,7 @@ import logging
 import os
 import queue
 import secrets
+import signal
 import socket
 import struct
 import sys
@@ -27,7 +28,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from types import GeneratorType
+from types import FrameType, GeneratorType
 from typing import Any
 
 import torch
@@ -196,16 +197,42 @@ class _Owner:
         return None
 
     def work(self) -> None:
-        """Does what is wanted now. Returns when nothing has been wanted for a moment."""
-        while True:
-            try:
-                function = self._calls.get(timeout=MOMENT_S)
-            except queue.Empty:
-                return
-            try:
-                self._results.put((function(), None))
-            except BaseException as error:
-                self._results.put((None, error))
+        """Does what is wanted now. Returns when nothing has been wanted for a moment.
+
+        Ctrl-C waits for the element that is being read, since what is raised inside an iterator ends it. A second one
+        does not wait.
+        """
+        came = False
+        handler = signal.getsignal(signal.SIGINT)
+
+        def note(number: int, frame: FrameType | None) -> Any:
+            nonlocal came
+            if came and callable(handler):
+                return handler(number, frame)
+            came = True
+
+        defers = callable(handler) and threading.current_thread() is threading.main_thread()
+        if defers:
+            signal.signal(signal.SIGINT, note)
+        try:
+            while not came and self._did_one():
+                pass
+        finally:
+            if defers and signal.getsignal(signal.SIGINT) is note:
+                signal.signal(signal.SIGINT, handler)
+        if came:
+            signal.raise_signal(signal.SIGINT)
+
+    def _did_one(self) -> bool:
+        try:
+            function = self._calls.get(timeout=MOMENT_S)
+        except queue.Empty:
+            return False
+        try:
+            self._results.put((function(), None))
+        except BaseException as error:
+            self._results.put((None, error))
+        return True
 
 
 class Turns:
@@ -219,41 +246,55 @@ class Turns:
         """states: what the dataset begins with."""
         self._states = states
         self._of_host = b""  # While the dataset's states are in place.
-        self._changed = threading.Condition()
+        self._left = b""  # The dataset's, while the host's come back.
+        # A signal handler may raise anywhere in the host's thread. It takes the lock itself, because methods of a
+        # Condition that are interrupted keep it, or release it twice; and it does not wait for the Condition.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._over: queue.SimpleQueue[None] = queue.SimpleQueue()  # Wakes the host: nobody is inside any more.
         self._taken = False  # There is a host that says when it waits.
         self._open = False
         self._inside = False
         self._ended = False
 
-    @contextlib.contextmanager
-    def waiting(self) -> Iterator[None]:
-        """The calling thread, the host's, waits."""
-        with self._changed:
+    def __enter__(self) -> None:
+        """The calling thread, the host's, waits from now on."""
+        with self._lock:
             self._taken = self._open = True
             self._changed.notify_all()
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._open = False
-                if not self._ended and not self._changed.wait_for(lambda: not self._inside, LATE_S):
-                    self._ended = True  # It may wait for what the host does next.
-                    logger.warning(
-                        "reading an element takes more than %g s: from now on the dataset is read while this process "
-                        "does other things, and shares torch's, NumPy's and Python's random generators with it; give "
-                        "it generators of its own if it draws",
-                        LATE_S,
-                    )
-                if self._of_host:
-                    self._states = generator_states()
-                    set_generator_states(self._of_host)
-                    self._of_host = b""
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """The host goes on. Idempotent: it is called again when a signal handler has ended it."""
+        if not self._taken:
+            return
+        self._open = False
+        deadline = time.monotonic() + LATE_S
+        while self._inside and not self._ended:
+            with contextlib.suppress(queue.Empty):
+                self._over.get(timeout=max(0.0, deadline - time.monotonic()))
+                continue
+            self._ended = True  # It may wait for what the host does next.
+            logger.warning(
+                "reading an element takes more than %g s: from now on the dataset is read while this process "
+                "does other things, and shares torch's, NumPy's and Python's random generators with it; give "
+                "it generators of its own if it draws",
+                LATE_S,
+            )
+        with self._lock:
+            if self._of_host:
+                self._left = self._left or generator_states()
+                set_generator_states(self._of_host)
+                self._states, self._left, self._of_host = self._left, b"", b""
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
         """Blocks until the host waits."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._open or self._ended or not self._taken)
+        with self._lock:
+            while self._taken and not self._open and not self._ended:
+                self._changed.wait(LOOK_S)  # Looks again: a signal handler may have kept the host from telling.
             self._inside = True
             if self._open and not self._ended and not self._of_host:
                 self._of_host = generator_states()
@@ -261,12 +302,13 @@ class Turns:
         try:
             yield
         finally:
-            with self._changed:
+            with self._lock:
                 self._inside = False
-                self._changed.notify_all()
+                if not self._open:
+                    self._over.put(None)
 
     def end(self) -> None:
-        with self._changed:
+        with self._lock:
             self._ended = True
             self._changed.notify_all()
 
@@ -330,7 +372,11 @@ class Feed:
         """The calling thread, the host's, waits for the manager process, and elements are read meanwhile. Once there
         was such a time, no element is read outside of one.
         """
-        return self._turns.waiting()
+        return self._turns
+
+    def host_goes_on(self) -> None:
+        """Does again what a signal handler that raised may have kept while_host_waits() from doing at its end."""
+        self._turns.close()
 
     def follow(self, consumed: Callable[[], int]) -> None:
         """From now on elements below consumed() are dropped. The feed's threads call consumed()."""

@@ -19,6 +19,12 @@ from accelmgr._host.binding import Binding
 from accelmgr.errors import UsageError
 
 
+def carry(error: BaseException, made: list[_native.StepResult]) -> None:
+    """What a signal handler has raised has the result of the step that was made before."""
+    if made and not hasattr(error, "step_result"):
+        error.step_result = made[-1]  # type: ignore[attr-defined]
+
+
 class Driver:
     """Drives a session that is there. A class derived from it makes the handle and binds the session."""
 
@@ -32,6 +38,8 @@ class Driver:
         self._binding: Binding | None = None
         self._stopped = False
         self._resumed: _native.Resumed | None = None
+        self._made: list[_native.StepResult] = []  # By the last call of step().
+        self._unshown: tuple[list[_native.StepResult], bool] = ([], False)
 
     @property
     def _bound(self) -> Binding:
@@ -62,6 +70,9 @@ class Driver:
         """While this process waits for the manager process."""
         return contextlib.nullcontext()
 
+    def _waits_no_more(self) -> None:
+        """Does again what a signal handler may have kept _waiting() from doing at its end."""
+
     # Steps
 
     def step(
@@ -90,30 +101,46 @@ class Driver:
         optimizers.check_evaluation(repeat)
         if self._update is not None:
             optimizers.mark_hivemind()
-        result = self._step_once(timeout, accumulate, parameters_changed, repeat)
-        if self._begins_again(result):
-            result = self._step_once(timeout, accumulate, parameters_changed, repeat)
-        if not result.counted and self._makes_room():
-            return Driver.step(self, timeout, accumulate, parameters_changed, repeat)
-        return result
+        made: list[_native.StepResult] = []
+        self._made = made
+        try:
+            self._step_once(made, timeout, accumulate, parameters_changed, repeat)
+            if self._begins_again(made[-1]):
+                self._step_once(made, timeout, accumulate, parameters_changed, repeat)
+            if not made[-1].counted and self._makes_room():
+                return Driver.step(self, timeout, accumulate, parameters_changed, repeat)
+            return made[-1]
+        except BaseException as error:
+            carry(error, made)
+            self._waits_no_more()
+            self._show()
+            raise
 
     def _step_once(
-        self, timeout: float | None, accumulate: bool, parameters_changed: bool, repeat: bool
-    ) -> _native.StepResult:
+        self,
+        made: list[_native.StepResult],
+        timeout: float | None,
+        accumulate: bool,
+        parameters_changed: bool,
+        repeat: bool,
+    ) -> None:
+        """Appends the result to `made`: a signal handler may raise before this has returned."""
         with self._update.interrupted() if self._update is not None else contextlib.nullcontext():
+            self._show()
             self._check()
             self._follow()
             self._bound.send_changes()
-            overwrites = not accumulate or self._handle.overwrites_next
-            try:
-                with self._waiting():
-                    result = self._handle.step(timeout, accumulate, parameters_changed, repeat)
-            except BaseException as error:
-                if hasattr(error, "step_result"):
-                    self._bound.show(error.step_result.counted, overwrites)
-                raise
-            self._bound.show(result.counted, overwrites)
-        return result
+            self._unshown = made, not accumulate or self._handle.overwrites_next
+            with self._waiting():
+                self._handle.step(made, timeout, accumulate, parameters_changed, repeat)
+            self._show()
+
+    def _show(self) -> None:
+        """The model has the gradients and buffers of the last step. Does again what a signal handler has ended."""
+        made, overwritten = self._unshown
+        if made:
+            self._bound.show(made[-1].counted, overwritten)
+            self._unshown = [], False
 
     def steps(self, count: int | None = None, **options: Any) -> Iterator[_native.StepResult]:
         """Calls step(**options) `count` times, or until the data ends, and yields each result.
@@ -122,10 +149,16 @@ class Driver:
         """
         done = 0
         while count is None or done < count:
-            result = self.step(**options)
-            if result.status == "data_end" and not result.error_type:
-                return
-            result.raise_for_status()
+            before = self._made
+            try:
+                result = self.step(**options)
+                if result.status == "data_end" and not result.error_type:
+                    return
+                result.raise_for_status()
+            except BaseException as error:
+                if self._made is not before:
+                    carry(error, self._made)
+                raise
             yield result
             done += 1
 
@@ -196,21 +229,14 @@ class Driver:
         if self._binding is not None:
             self._binding.send_changes(everything=True)
 
-    @contextlib.contextmanager
-    def writing(self) -> Iterator[None]:
+    def writing(self) -> contextlib.AbstractContextManager[None]:
         """`with manager.writing():` makes several writes in place one update: no runner computes with half of them.
 
         Needed for writes from a background thread. Buffers that are written inside reach the runners with the next
         step, as always. Raises UsageError inside another writing() and during a step. step() inside raises UsageError.
         Writes that an exception ends do not count as whole: see `unfinished`.
         """
-        self._handle.begin_writing()
-        whole = False
-        try:
-            yield
-            whole = True
-        finally:
-            self._handle.end_writing(whole)
+        return self._handle.writing()
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Copies of the parameters and persistent buffers of the last committed step, by name.

@@ -63,23 +63,25 @@ class Master:
         self._frozen_versions: list[tuple[int, int]] = []
 
     def _find_gradients(self) -> None:
-        copies = {index: self.gradients[index][1] for index in self._exact}
-        self.gradients = []
-        self._frozen: list[int] = []  # The session has no gradient of these.
-        self._exact = {}
+        gradients: Named = []
+        frozen: list[int] = []
+        exact: dict[int, torch.Tensor] = {}
         for (name, parameter), place in zip(self.parameters, self._handle.gradients(), strict=True):
-            index = len(self.gradients)
+            index = len(gradients)
             gradient = torch.zeros((), dtype=parameter.dtype).expand(parameter.shape)  # Without memory.
             if place is None:
-                self._frozen.append(index)
+                frozen.append(index)
             else:
                 gradient = tensor_over(place.memory, place.dtype, place.shape, place.strides)
             if gradient.dtype != parameter.dtype:
-                self._exact[index] = gradient
-                gradient = copies[index] if index in copies else gradient.to(parameter.dtype)
-            self.gradients.append((name, gradient))
-        self._gradients = [gradient for _, gradient in self.gradients]
-        self._gradient_places = [tensor.data_ptr() for tensor in self._gradients]
+                exact[index] = gradient
+                gradient = self.gradients[index][1] if index in self._exact else gradient.to(parameter.dtype)
+            gradients.append((name, gradient))
+        tensors = [gradient for _, gradient in gradients]
+        places = [tensor.data_ptr() for tensor in tensors]
+        # Together: a signal handler may raise before.
+        self.gradients, self._gradients, self._gradient_places = gradients, tensors, places
+        self._frozen, self._exact = frozen, exact  # The session has no gradient of the frozen ones.
         self._round()
 
     def _round(self) -> None:
@@ -105,11 +107,11 @@ class Master:
         """Makes gradients for parameters that were frozen and require one now. Whether there are such."""
         unfrozen = [index for index in self._frozen if self._leaves[index].requires_grad]
         if unfrozen:
-            self._handle.unfreeze(unfrozen)
-            self._find_gradients()
             for index in unfrozen:
                 self._found[index] = None  # What the caller has put there is looked after now.
             self._lacks = True
+            self._handle.unfreeze(unfrozen)
+            self._find_gradients()
         return bool(unfrozen)
 
     def _tell_of_writes(self) -> None:
@@ -217,11 +219,12 @@ class Master:
                 self._gradients[index].copy_(gradient)
                 if index in self._exact:
                     self._exact[index].copy_(gradient)
-                leaves[index].grad = self._gradients[index]
         if dropped:
             self._handle.set_touched(dropped, False)
         if written:
             self._handle.set_touched([index for index, _ in written], True)
+        for index, _ in written:  # Last: what a signal handler ends before is done again.
+            leaves[index].grad = self._gradients[index]
         for index in dropped if self._keeps_zeros else ():
             leaves[index].grad = self._gradients[index] if leaves[index].requires_grad else None
         self._note()
@@ -259,14 +262,9 @@ class Master:
         """Replaces all parameters. Raises ModelError, before it writes anything, if one does not fit."""
         for (name, current), value in zip(self.parameters, values, strict=True):
             check_replacement("update_model_parameters", name, current, value)
-        self._handle.begin_writing()
-        whole = False
-        try:
+        with self._handle.writing():
             for (_, current), value in zip(self.parameters, values, strict=True):
                 current.copy_(value)
-            whole = True
-        finally:
-            self._handle.end_writing(whole)
 
     def state_dict(self, buffers: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Copies of the parameters, and the persistent ones of `buffers`; tied tensors under each of their names."""

@@ -49,9 +49,11 @@ class Update:
     def begin(self, has_closure: bool) -> None:
         if self._is_open or self._handle.is_writing:
             return
-        with contextlib.suppress(UsageError):  # Another thread makes a step meanwhile.
-            self._handle.begin_writing(frozen=False)
-            self._is_open, self._has_closure = True, has_closure
+        self._is_open, self._has_closure = True, has_closure  # First: a signal handler may raise behind it.
+        try:
+            self._handle.begin_writing()
+        except UsageError:  # Another thread makes a step meanwhile.
+            self._is_open = False
 
     def end(self) -> None:
         if self._is_open:

@@ -19,18 +19,18 @@ Source: the class TPUManager of hivemind's examples (torch_xla), whose names, si
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import itertools
 import multiprocessing
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
 from accelmgr import _native
+from accelmgr._host.driver import carry
 from accelmgr.compat._tpu_data import DeviceQueue, QueueDataset, SessionData, TPUDataManager
 from accelmgr.compat._tpu_process import ManagerProcess
 from accelmgr.compat._tpu_synchronizer import SessionSynchronizer, TPUSynchronizer, detached
@@ -42,6 +42,44 @@ from accelmgr.manager import Manager
 # no locks: a process that is killed would hold them for ever.
 _context = multiprocessing.get_context("fork")
 _numbers = itertools.count(1)
+
+
+class _Held:
+    """A call of this thread that holds the manager's lock, and leaves it wherever a signal handler raises."""
+
+    def __init__(self, manager: TPUManager, call: str) -> None:
+        self._manager = manager
+        self._call = call
+        self._is_of_caller = False
+
+    def _is_mine(self) -> bool:
+        lock: Any = self._manager.lock
+        return bool(lock._semlock._is_mine())
+
+    def __enter__(self) -> None:
+        manager, thread = self._manager, threading.get_ident()
+        manager._callers.add(thread)
+        kept = manager._holder == thread  # A handler has raised when the call before was about to release it.
+        self._is_of_caller = not kept and self._is_mine()
+        try:
+            if not kept and not manager.lock.acquire(timeout=manager._patience_s):
+                raise UsageError(
+                    f"{self._call}() waited {manager._patience_s:g} s for the manager's lock; "
+                    "do not call it while you hold the lock"
+                )
+            manager._holder = thread
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def __exit__(self, *raised: object) -> None:
+        manager = self._manager
+        if not self._is_of_caller and self._is_mine():
+            manager._holder = None
+            manager.lock.release()
+        manager._callers.discard(threading.get_ident())
+        if manager._ending is not None:
+            manager._end(manager._ending)
 
 
 class TPUManager(Manager):
@@ -108,28 +146,14 @@ class TPUManager(Manager):
         self._data_manager: TPUDataManager = SessionData(dataset, nprocs, prefetch)
         self._process = ManagerProcess()
         self._patience_s = self._handle.step_timeout
+        self._holder: int | None = None  # The thread whose call holds the lock.
         self._callers: set[int] = set()  # Threads in a call that holds the lock or waits for it.
         self._ending: int | None = None  # The exit code, if a call must end the manager when it returns.
         if start:
             self.start()
 
-    @contextlib.contextmanager
-    def _held(self, call: str) -> Iterator[None]:
-        self._callers.add(threading.get_ident())
-        try:
-            if not self.lock.acquire(timeout=self._patience_s):
-                raise UsageError(
-                    f"{call}() waited {self._patience_s:g} s for the manager's lock; "
-                    "do not call it while you hold the lock"
-                )
-            try:
-                yield
-            finally:
-                self.lock.release()
-        finally:
-            self._callers.discard(threading.get_ident())
-            if self._ending is not None:
-                self._end(self._ending)
+    def _held(self, call: str) -> _Held:
+        return _Held(self, call)
 
     # Steps and tensors
 
@@ -141,22 +165,31 @@ class TPUManager(Manager):
         repeat: bool = False,
     ) -> _native.StepResult:
         """As Manager.step(): `loss, samples = manager.step()`. Calls of several threads wait for each other."""
-        with self._held("step"):
-            self.loss_accumulated.value = 0.0
-            self.gradients_accumulated.value = 0
-            self.step_finished.clear()
-            self.step_triggered._begin()
-            try:
-                result = super().step(timeout, accumulate, parameters_changed, repeat)
-                self._take_note(result)
-                return result
-            except BaseException as error:
-                if hasattr(error, "step_result"):
-                    self._take_note(error.step_result)
-                raise
-            finally:
-                self.step_triggered._end()
-                self.step_finished.set()
+        made: list[_native.StepResult] = []
+        try:
+            with self._held("step"):
+                self.loss_accumulated.value = 0.0
+                self.gradients_accumulated.value = 0
+                self.step_finished.clear()
+                self.step_triggered._begin()
+                before = self._made
+                try:
+                    super().step(timeout, accumulate, parameters_changed, repeat)
+                    made = self._made
+                    self._take_note(made[-1])
+                    return made[-1]
+                except BaseException as error:
+                    made = self._made if self._made is not before else []
+                    carry(error, made)
+                    if hasattr(error, "step_result"):
+                        self._take_note(error.step_result)
+                    raise
+                finally:
+                    self.step_triggered._end()
+                    self.step_finished.set()
+        except BaseException as error:
+            carry(error, made)
+            raise
 
     def _take_note(self, result: _native.StepResult) -> None:
         self.last_result = result

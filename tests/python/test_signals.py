@@ -1,0 +1,233 @@
+"""Checks that a signal handler which raises loses nothing, wherever the interpreter calls it in a call of a manager."""
+
+import contextlib
+import random
+import signal
+import sqlite3
+
+import pytest
+import torch
+from interruptions import Interrupted, interrupted_at
+from torch import nn
+
+import accelmgr
+from accelmgr.compat.tpu_manager import TPUManager
+
+
+class Sees(nn.Module):
+    """The gradient of `weight` is the mean of the elements; `seen` counts micro-batches."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.unused = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+        self.norm = nn.BatchNorm1d(2, affine=False)
+        self.register_buffer("seen", torch.zeros(()))
+        self.register_buffer("last", torch.zeros(2))
+
+    def forward(self, x):
+        self.seen += 1
+        self.last = x.mean(0)
+        self.norm(x)
+        return (self.weight * x).mean(0).sum()
+
+
+class Elements:
+    """Element i is [i, 1]."""
+
+    def __iter__(self):
+        i = 0
+        while True:
+            yield torch.tensor([float(i), 1.0])
+            i += 1
+
+
+def generated():
+    yield from Elements()
+
+
+class Account:
+    """Compares a manager with the steps that it has told of."""
+
+    def __init__(self, manager, model):
+        self._manager, self._model = manager, model
+        self._norm = nn.BatchNorm1d(2, affine=False)
+        self._steps = 0
+        self._gradient = None
+
+    def note(self, result, accumulate=True):
+        """result: what a step returned, or what was raised in it."""
+        if isinstance(result, BaseException):
+            result = getattr(result, "step_result", None)
+        if result is not None and result.counted:
+            x = torch.tensor([[2.0 * self._steps, 1.0], [2.0 * self._steps + 1, 1.0]])
+            self._norm(x)
+            self._steps += 1
+            self._gradient = x.mean(0) + (self._gradient if accumulate and self._gradient is not None else 0)
+
+    def zeroed(self):
+        self._gradient = None
+
+    def check(self, where):
+        told, seen = self._manager.statistics().steps, self._model.seen.item()
+        assert (told, seen) == (self._steps, self._steps), where
+        gradient = self._model.weight.grad
+        assert (gradient is None) == (self._gradient is None), where
+        assert gradient is None or torch.equal(gradient, self._gradient), where
+        assert torch.equal(self._model.norm.running_mean, self._norm.running_mean), where
+        assert self._model.last[0] == 2 * self._steps - 1.5, where
+
+
+def check_each_place(manager, model, step, accumulate=True, zeroes=True):
+    account = Account(manager, model)
+    account.note(manager.step())
+    places = 0
+    while True:
+        where, result = interrupted_at(places, step)
+        account.note(result, accumulate)
+        account.check(where)
+        if not where:
+            break
+        places += 1
+        if zeroes and places % 3 == 0:
+            manager.zero_grad()
+            account.zeroed()
+    assert places > 100  # It was interrupted inside.
+    account.note(manager.step())
+    account.check("afterwards")
+
+
+OPTIONS = {"nprocs": 1, "batch_size_per_device": 2}
+
+
+def test_a_step_tells_of_itself_at_each_place():
+    model = Sees()
+    with accelmgr.Manager(model, Elements(), runners__threads=1, **OPTIONS) as manager:
+        check_each_place(manager, model, manager.step)
+
+
+def test_a_step_that_overwrites_with_a_dataset_that_the_host_reads():
+    model = Sees()
+    with accelmgr.Manager(model, generated(), runners__threads=1, **OPTIONS) as manager:
+        check_each_place(manager, model, lambda: manager.step(accumulate=False), accumulate=False)
+
+
+def test_steps_tells_of_the_step_that_it_has_not_given():
+    model = Sees()
+    with accelmgr.Manager(model, Elements(), runners__threads=1, **OPTIONS) as manager:
+        check_each_place(manager, model, lambda: next(manager.steps()))
+
+
+class Frozen(nn.Module):
+    """Each of `parts` is added to what is trained when it requires a gradient."""
+
+    def __init__(self, count):
+        super().__init__()
+        self.parts = nn.ParameterList(nn.Parameter(torch.zeros(2), requires_grad=i == 0) for i in range(count))
+
+    def forward(self, x):
+        return (sum(self.parts) * x).sum()
+
+
+def test_a_step_that_makes_a_gradient_for_what_was_frozen():
+    model = Frozen(150)
+    with accelmgr.Manager(model, Elements(), nprocs=1, batch_size_per_device=1, runners__threads=1) as manager:
+        manager.step()
+        place, where = 0, "at the beginning"
+        for number in range(1, 150):
+            manager.zero_grad()
+            model.parts[number].requires_grad_(True)
+            where, _ = interrupted_at(place, manager.step)
+            steps = manager.statistics().steps
+            manager.zero_grad()
+            assert manager.step().step == steps + 1
+            assert [part.grad[0].item() for part in model.parts[: number + 1]] == [float(steps)] * (number + 1), where
+            assert all(part.grad is None for part in model.parts[number + 1 :]), where
+            place += 7
+
+
+def test_a_step_of_a_TPUManager():
+    model = Sees()
+    with TPUManager(model, Elements(), start=True, **OPTIONS) as manager:
+        check_each_place(manager, model, manager.step, zeroes=False)
+
+
+def written(manager, model):
+    with manager.writing():
+        model.weight.data.mul_(1)
+
+
+CALLS = {
+    "sync_buffers": lambda manager, model: manager.sync_buffers(),
+    "update_buffers": lambda manager, model: manager.update_buffers(),
+    "update_model_parameters": lambda manager, model: manager.update_model_parameters(
+        [parameter.detach().clone() for parameter in model.parameters()]
+    ),
+    "writing": written,
+    "state_dict": lambda manager, model: manager.state_dict(),
+    "save_checkpoint": lambda manager, model: manager.save_checkpoint(),
+    "resize": lambda manager, model: manager.resize(1),
+    "refresh": lambda manager, model: manager.refresh(),
+}
+LONG = {"refresh": 331, "save_checkpoint": 3}  # A place of so many is interrupted.
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_after_a_call_that_was_interrupted_all_is_as_before(tmp_path, call):
+    model = Sees()
+    options = {**OPTIONS, "runners__threads": 1, "checkpoint": {"directory": str(tmp_path / "checkpoints")}}
+    with accelmgr.Manager(model, Elements(), **options) as manager:
+        account = Account(manager, model)
+        account.note(manager.step())
+        place, saved = random.randrange(LONG.get(call, 1)), []
+        where = "at the beginning"
+        while where:
+            where, result = interrupted_at(place, lambda: CALLS[call](manager, model))
+            if call == "save_checkpoint":
+                saved += [written.step for written in manager.checkpoints_written(60)]
+                assert saved[-1:] == [manager.statistics().steps] or isinstance(result, Interrupted), where
+            account.note(manager.step())
+            account.check(where)
+            place += LONG.get(call, 1)
+
+
+class BoundToItsThread:
+    """Elements as those of Elements. Reading number `at` is interrupted `times`."""
+
+    def __init__(self, at, times):
+        self._at, self._times = at, times
+        self._bound = sqlite3.connect(":memory:")
+
+    def __iter__(self):
+        for i, element in enumerate(Elements()):
+            self._bound.execute("select 1")
+            for _ in range(self._times if i == self._at else 0):
+                signal.raise_signal(signal.SIGINT)
+            yield element
+
+
+def test_ctrl_c_while_the_host_reads_ends_the_step_and_not_the_data():
+    model = Sees()
+    with accelmgr.Manager(model, BoundToItsThread(9, 1), runners__threads=1, prefetch=1, **OPTIONS) as manager:
+        account = Account(manager, model)
+        interrupted = 0
+        for _ in range(10):
+            try:
+                account.note(manager.step())
+            except KeyboardInterrupt as error:
+                account.note(error)
+                interrupted += 1
+            account.check(interrupted)
+        assert interrupted == 1 and manager.statistics().steps >= 9
+
+
+def test_a_second_one_ends_the_read_and_the_data():
+    with accelmgr.Manager(Sees(), BoundToItsThread(9, 2), runners__threads=1, prefetch=1, **OPTIONS) as manager:
+        result = None
+        with contextlib.suppress(KeyboardInterrupt):
+            for _ in range(10):
+                result = manager.step()
+        assert result.ok
+        result = manager.step()
+        while result.ok:
+            result = manager.step()
+        assert "KeyboardInterrupt" in result.error
