@@ -15,6 +15,7 @@
 #include <set>
 #include <string_view>
 #include <tuple>
+#include <utility>
 
 #include "accelmgr/launch.hpp"
 #include "base/config/device_name.hpp"
@@ -241,9 +242,32 @@ class Handle {
   session::Manifest manifest_;
 };
 
+/// A context manager of Python might be left by a signal handler before it knows what it has claimed.
+class Alone {
+ public:
+  Alone(Handle& handle, std::string call) : handle_(handle), call_(std::move(call)) {}
+  void enter() {
+    if (handle_.is_started()) handle_.started().claim(call_.c_str());
+    has_claimed_ = handle_.is_started();
+  }
+  void leave() noexcept {
+    if (std::exchange(has_claimed_, false)) handle_.started().release();
+  }
+
+ private:
+  Handle& handle_;
+  std::string call_;
+  bool has_claimed_ = false;
+};
+
 }  // namespace
 
 void bind_manager(nb::module_& module) {
+  nb::class_<Alone>(module, "Alone", "See Handle.alone().")
+      .def("__enter__", &Alone::enter)
+      .def(
+          "__exit__", [](Alone& self, nb::handle, nb::handle, nb::handle) { self.leave(); },
+          nb::arg("type").none(), nb::arg("error").none(), nb::arg("traceback").none());
   nb::class_<Handle>(
       module, "Handle",
       "The host's side of a manager. One thread at a time; not usable in a fork of the host.\n"
@@ -267,6 +291,10 @@ void bind_manager(nb::module_& module) {
       .def("attach", &Handle::attach, nb::arg("path"), nb::arg("name"), nb::arg("timeout"),
            nb::arg("keep_gradients") = false,
            "Drives the session of the service at `path` from now on. The configuration is the service's.")
+      .def(
+          "alone", [](Handle& self, std::string call) { return Alone(self, std::move(call)); },
+          nb::arg("call"), nb::keep_alive<0, 1>(),
+          "Inside `with`, other threads get UsageError, also between the calls of this one. Nests.")
       .def_prop_ro("unfinished", [](Handle& self) { return self.started().unfinished(); })
       .def_prop_ro("started", &Handle::is_started)
       .def_prop_ro(

@@ -118,6 +118,11 @@ class Handle {
   void stop();
   void kill() noexcept;
 
+  /// Until release(), calls of other threads throw UsageError, also between those of this one. Nests. Throws
+  /// UsageError, with the name of the call, when another thread uses this.
+  void claim(const char* call);
+  void release() noexcept;
+
   /// Throws UsageError, with the name of the call, in any process but the one that started this.
   void check_owner(const char* call) const;
 

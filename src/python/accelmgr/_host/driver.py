@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Concatenate, ParamSpec
 
 import torch
 
@@ -17,6 +18,21 @@ from accelmgr._common.objective import model_of
 from accelmgr._host import optimizers
 from accelmgr._host.binding import Binding
 from accelmgr.errors import UsageError
+
+_P = ParamSpec("_P")
+
+
+def _alone(
+    call: Callable[Concatenate[Driver, _P], _native.StepResult],
+) -> Callable[Concatenate[Driver, _P], _native.StepResult]:
+    """No other thread uses the manager meanwhile: between two uses of this one it would have this one refused."""
+
+    @functools.wraps(call)
+    def alone(self: Driver, /, *args: _P.args, **options: _P.kwargs) -> _native.StepResult:
+        with self._handle.alone(call.__name__):
+            return call(self, *args, **options)
+
+    return alone
 
 
 class Driver:
@@ -60,6 +76,7 @@ class Driver:
 
     # Steps
 
+    @_alone
     def step(
         self,
         timeout: float | None = None,
