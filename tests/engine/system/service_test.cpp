@@ -376,6 +376,7 @@ TEST_F(PausedService, IsLeftByItsHostAndDoublesNothing) {
     pause(service);
     const auto text = step.get();
     EXPECT_NE(text.find("has stood still"), std::string::npos) << text;
+    EXPECT_EQ(text.find(" for 0.0 s"), std::string::npos) << text;
     EXPECT_THROW(host.step(), UsageError) << "it has left";
   }
   EXPECT_FALSE(ipc::has_ended(service.pidfd())) << "a host ends no service";
