@@ -15,6 +15,7 @@
 #include <set>
 #include <string_view>
 #include <tuple>
+#include <utility>
 
 #include "accelmgr/launch.hpp"
 #include "base/config/device_name.hpp"
@@ -249,6 +250,24 @@ struct Writing {
   Handle& handle;
 };
 
+/// A context manager of Python might be left by a signal handler before it knows what it has claimed.
+class Alone {
+ public:
+  Alone(Handle& handle, std::string call) : handle_(handle), call_(std::move(call)) {}
+  void enter() {
+    if (handle_.is_started()) handle_.started().claim(call_.c_str());
+    has_claimed_ = handle_.is_started();
+  }
+  void leave() noexcept {
+    if (std::exchange(has_claimed_, false)) handle_.started().release();
+  }
+
+ private:
+  Handle& handle_;
+  std::string call_;
+  bool has_claimed_ = false;
+};
+
 }  // namespace
 
 void bind_manager(nb::module_& module) {
@@ -260,6 +279,11 @@ void bind_manager(nb::module_& module) {
           [](Writing& self, nb::handle type, nb::handle, nb::handle) {
             self.handle.started().end_writing(type.is_none());
           },
+          nb::arg("type").none(), nb::arg("error").none(), nb::arg("traceback").none());
+  nb::class_<Alone>(module, "Alone", "See Handle.alone().")
+      .def("__enter__", &Alone::enter)
+      .def(
+          "__exit__", [](Alone& self, nb::handle, nb::handle, nb::handle) { self.leave(); },
           nb::arg("type").none(), nb::arg("error").none(), nb::arg("traceback").none());
   nb::class_<Handle>(
       module, "Handle",
@@ -287,6 +311,10 @@ void bind_manager(nb::module_& module) {
       .def(
           "share_with_children", [](Handle& self) { self.started().share_with_children(); },
           "Processes that this one forks share the memory of parameters and gradients with it from now on.")
+      .def(
+          "alone", [](Handle& self, std::string call) { return Alone(self, std::move(call)); },
+          nb::arg("call"), nb::keep_alive<0, 1>(),
+          "Inside `with`, other threads get UsageError, also between the calls of this one. Nests.")
       .def_prop_ro("unfinished", [](Handle& self) { return self.started().unfinished(); })
       .def_prop_ro("started", &Handle::is_started)
       .def_prop_ro(

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import sys
 import threading
 
 import pytest
@@ -38,6 +39,40 @@ def test_a_second_thread_is_refused_and_the_first_goes_on(shared):
         counted = sum(1 for _ in range(1000))  # The thread in step() has released the GIL.
     stepping.join()
     assert counted == 1000 and results[0].ok
+
+
+class Ones(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        while True:
+            yield torch.ones(1)
+
+
+def mean_of(outputs, batch):
+    return outputs.mean()
+
+
+def test_whoever_of_two_threads_makes_a_step_gets_its_result(request):
+    before = sys.getswitchinterval()
+    request.addfinalizer(lambda: sys.setswitchinterval(before))
+    sys.setswitchinterval(1e-6)
+    made, refused = [], []
+
+    def step(manager):
+        while len(made) < 1500:
+            try:
+                made.append(manager.step(accumulate=False))
+            except accelmgr.UsageError as error:
+                refused.append(str(error).split("(")[0])
+
+    with accelmgr.Manager(nn.Linear(1, 1), Ones(), loss=mean_of, nprocs=1, runners__threads=1) as manager:
+        threads = [threading.Thread(target=step, args=(manager,)) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        steps = manager.statistics().steps
+    assert set(refused) == {"step"}
+    assert steps == len(made) == sum(result.counted for result in made)
 
 
 ENDS = """\

@@ -15,6 +15,7 @@ import torch
 from conftest import descendants
 from gate import Count, Told
 from launching import SERVER, kill
+from programs import run
 from torch import nn
 
 import accelmgr
@@ -303,3 +304,25 @@ def test_the_forkserver_is_started_once_and_replaced_when_it_has_died(tmp_path):
         result = manager.step()
         assert result.status == "manager_lost" and "how it ended is not known" in result.error, result.error
     _native.end_forkserver()
+
+
+CHANGES_USER = """\
+import os, pathlib, sys, accelmgr
+from gate import Count, Told
+os.setgid(65534)
+os.setuid(65534)
+try:
+    accelmgr.Manager(Told(pathlib.Path(sys.argv[1])), Count(), nprocs=1, start_method=sys.argv[2])
+except accelmgr.ModelError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_host_that_has_changed_its_user_is_told_why_no_process_can_be_executed(tmp_path, method):
+    # Its interpreter and its packages may be for root alone: imports come before setuid(), and may fail after it.
+    tmp_path.chmod(0o755)
+    code, out, err = run("-c", CHANGES_USER, str(tmp_path), method, cwd=tmp_path)
+    assert code == 0, err
+    assert "changed its user or group" in out and "start_method='fork'" in out, out + err

@@ -142,6 +142,8 @@ DirectoryLock::~DirectoryLock() {
   flock(fd_.get(), LOCK_UN);  // Explicit, because the manager may have a duplicate of the descriptor.
 }
 
+bool DirectoryLock::is_held() const noexcept { return names_file(path_, fd_.get()); }
+
 void DirectoryLock::set_run(const std::string& id) {
   for_writing(path_.parent_path(), [&] { write(id); });
 }

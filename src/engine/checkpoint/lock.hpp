@@ -40,6 +40,9 @@ class DirectoryLock {
   /// Writes the id of this run, which holds the lock, to the file. Throws CheckpointError.
   void set_run(const std::string& id);
 
+  /// False if the file was removed, with its directory for instance: another run may lock a new one.
+  bool is_held() const noexcept;
+
   /// The locked descriptor. A process with a duplicate keeps the directory locked after this one has ended.
   int fd() const noexcept { return fd_.get(); }
 

@@ -145,6 +145,11 @@ void Run::set_unreadable_aside() {
 
 void Run::take_directory(const std::string& directory) {
   if (of_service_) return;
+  if (lock && !lock->is_held()) {
+    base::log().warn("'{}' was removed; it is made and locked anew", directory);
+    lock.reset();
+    alone_ = false;
+  }
   if (!lock) {
     lock.emplace(directory);
     lock->set_run(id);

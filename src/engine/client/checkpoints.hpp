@@ -44,8 +44,8 @@ struct Run {
   };
   /// The run of a service, which locks the directory itself.
   explicit Run(OfService run) : id(std::move(run.id)), of_service_(true) {}
-  /// Locks `directory` for this run, if it is not locked yet. Throws CheckpointError when another run has
-  /// locked it, or when it holds checkpoints of another run.
+  /// Locks `directory` for this run, if it is not locked yet, or was removed since. Throws CheckpointError
+  /// when another run has locked it, or when it holds checkpoints of another run.
   void take_directory(const std::string& directory);
 
  private:

@@ -67,23 +67,30 @@ struct Handle::State {
         service(std::move(to)) {}
   ~State() { stop(); }
 
-  /// Throws UsageError for a second thread, and in a forked child.
+  /// Throws UsageError for a second thread, for a call inside another one, and in a forked child.
   class Use {
    public:
     Use(State& state, const char* call) : state_(state) {
       state.check_owner(call);
-      if (state.busy.exchange(true))
-        throw UsageError(fmt::format(
-            "{}() was called while another thread uses this manager; only one thread at a time may use it",
-            call));
+      const auto claimed = own_number() | claimed_bit;
+      if (state.user.compare_exchange_strong(before_, own_number())) return;
+      if (before_ == claimed && state.user.compare_exchange_strong(before_, claimed | in_call_bit)) return;
+      refuse(call);
     }
-    ~Use() { state_.busy.store(false); }
+    ~Use() { state_.user.store(before_); }
     Use(const Use&) = delete;
     Use& operator=(const Use&) = delete;
 
    private:
     State& state_;
+    std::uint64_t before_ = 0;
   };
+  [[noreturn]] static void refuse(const char* call) {
+    throw UsageError(fmt::format(
+        "{}() was called while another thread uses this manager; only one thread at a time may use it",
+        call));
+  }
+  static std::uint64_t own_number() noexcept { return static_cast<std::uint64_t>(gettid()); }
 
   void check_owner(const char* call) const {
     if (getpid() != owner)
@@ -111,7 +118,11 @@ struct Handle::State {
   Run run;  ///< Holds the directory lock until the processes of the manager have ended.
   Origin origin;
   pid_t owner = getpid();
-  std::atomic<bool> busy{false};
+  /// 0, or the thread that uses the handle; with a bit if it has claimed it, and another if it is in a call
+  /// meanwhile.
+  std::atomic<std::uint64_t> user{0};
+  static constexpr std::uint64_t claimed_bit = std::uint64_t{1} << 62, in_call_bit = std::uint64_t{1} << 63;
+  int claims = 0;  ///< Of that thread: claims nest.
   bool stopped = false;
   std::string unfinished;
   bool half_written = false;  ///< The parameters: an earlier host has died while it wrote them.
@@ -545,6 +556,19 @@ bool Handle::checkpoint_requested() const noexcept {
 std::vector<CheckpointWritten> Handle::checkpoints_written(double wait_s) {
   const State::Use use(*state_, "checkpoints_written");
   return state_->checkpoints->written(base::Deadline::in_seconds(wait_s));
+}
+
+void Handle::claim(const char* call) {
+  state_->check_owner(call);
+  const auto claimed = State::own_number() | State::claimed_bit;
+  std::uint64_t user = 0;
+  if (!state_->user.compare_exchange_strong(user, claimed) && (user & ~State::in_call_bit) != claimed)
+    State::refuse(call);
+  ++state_->claims;
+}
+
+void Handle::release() noexcept {
+  if (--state_->claims == 0) state_->user.store(0);
 }
 
 void Handle::stop() {

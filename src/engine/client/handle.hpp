@@ -124,6 +124,10 @@ class Handle {
   /// Children that this process forks share the session's memory with it from now on. Otherwise they have the
   /// pages that they write for themselves.
   void share_with_children();
+  /// Until release(), calls of other threads throw UsageError, also between those of this one. Nests. Throws
+  /// UsageError, with the name of the call, when another thread uses this.
+  void claim(const char* call);
+  void release() noexcept;
 
   /// Throws UsageError, with the name of the call, in any process but the one that started this.
   void check_owner(const char* call) const;

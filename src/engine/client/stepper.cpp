@@ -428,6 +428,7 @@ Observed Stepper::observe(const session::StepWord& word, Wait& wait) {
   if (word.committed(participants_)) {
     observed.slices_finished = session::slices_finished(session_, word.attempt);
     if (observed.slices_finished) return observed;
+    if (wait.parked) wait.standings.look(session_);  // As below.
     std::uint64_t progress = 0;
     for (int rank = 0; rank < session_.ranks(); ++rank) progress += session_.reduction_progress(rank);
     const double stood_s = timing::seconds(wait.stall_timer.look(progress, base::now_ns()));

@@ -307,6 +307,7 @@ int Service::end() {
   path_.remove();  // While it listens: no other service takes the path before.
   end_clients();
   manager_.stop(close_until_);
+  run_->lock.reset();
   if (!closing_ || !had_started || failed_) return exit_failed;
   return gave_up_ ? exit_gave_up : 0;
 }
@@ -314,6 +315,7 @@ int Service::end() {
 void Service::abandon() noexcept {
   path_.remove();
   manager_.abandon();
+  if (run_) run_->lock.reset();
 }
 
 void serve(const Config& config, const ServeOptions& options,

@@ -9,6 +9,8 @@
 #include <cstring>
 #include <filesystem>
 
+#include "accelmgr/errors.hpp"
+#include "engine/checkpoint/lock.hpp"
 #include "engine/support/layers.hpp"
 #include "engine/support/plain_replica.hpp"
 #include "resume_roles.hpp"
@@ -301,6 +303,36 @@ TEST_F(Resume, AManagerKilledWhileItWritesIsToldAndTheNextCheckpointIsGood) {
   resumed.train(12);
   expect_same(resumed.outcome(), undisturbed(config(), 12));
   EXPECT_EQ(std::distance(fs::directory_iterator(directory_), {}), 2) << "what was left of step 4";
+}
+
+TEST(CheckpointDirectory, ThatWasRemovedIsLockedAgain) {
+  const TemporaryFolder parent;
+  const auto directory = parent / "checkpoints";
+  Stage stage;
+  const auto config = resumable_config(stage.path(), directory);
+  StagedRun run(config);
+  expect_ok(run.manager());
+  run.manager().save_checkpoint({});
+  EXPECT_EQ(run.manager().checkpoints_written(60).at(0).error, "");
+  fs::remove_all(directory);
+  expect_ok(run.manager());
+  run.manager().save_checkpoint({});
+  EXPECT_EQ(run.manager().checkpoints_written(60).at(0).error, "");
+  EXPECT_TRUE(fs::exists(directory / "step-00000002"));
+  EXPECT_THROW(checkpoint::DirectoryLock{directory}, CheckpointError);
+}
+
+TEST(CheckpointDirectory, ThatAnotherRunHasTakenSinceItWasRemovedIsRefused) {
+  const TemporaryFolder parent;
+  const auto directory = parent / "checkpoints";
+  Stage stage;
+  StagedRun run(resumable_config(stage.path(), directory));
+  expect_ok(run.manager());
+  run.manager().save_checkpoint({});
+  EXPECT_EQ(run.manager().checkpoints_written(60).at(0).error, "");
+  fs::remove_all(directory);
+  const checkpoint::DirectoryLock other(directory);
+  EXPECT_THROW(run.manager().save_checkpoint({}), CheckpointError);
 }
 
 /// What a manager that is stopped while it writes a checkpoint prints, and its folder.

@@ -126,6 +126,17 @@ TEST(Service, IsNotEndedByTheSignalThatEndsAWorkerOfItsDataSource) {
   EXPECT_TRUE(service.status()["ready"].get<bool>());
 }
 
+TEST(Service, ThatEndsInAnOrderlyWayLeavesNoLockFile) {
+  Stage stage;
+  const TemporaryFolder checkpoints;
+  auto config = restarting(stage);
+  config.checkpoint.directory = checkpoints.path();
+  ServiceRun service(config);
+  EXPECT_TRUE(std::filesystem::exists(checkpoints / ".lock"));
+  EXPECT_EQ(service.terminate(), 0);
+  EXPECT_FALSE(std::filesystem::exists(checkpoints / ".lock"));
+}
+
 // A process that user code puts into a session of its own goes on.
 TEST(Service, IsNotKeptOutByWhatAKilledOneLeftBehind) {
   Stage stage;
@@ -365,6 +376,7 @@ TEST_F(PausedService, IsLeftByItsHostAndDoublesNothing) {
     pause(service);
     const auto text = step.get();
     EXPECT_NE(text.find("has stood still"), std::string::npos) << text;
+    EXPECT_EQ(text.find(" for 0.0 s"), std::string::npos) << text;
     EXPECT_THROW(host.step(), UsageError) << "it has left";
   }
   EXPECT_FALSE(ipc::has_ended(service.pidfd())) << "a host ends no service";

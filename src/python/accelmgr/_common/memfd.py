@@ -28,3 +28,14 @@ def open_memfd(pid: str | int, fd: str | int, name: str, flags: int = os.O_RDONL
     if os.readlink(link) != f"/memfd:{name} (deleted)":
         raise FileNotFoundError(link)
     return os.open(link, flags)
+
+
+def why_not_opened(pid: str | int, error: OSError) -> str:
+    """Why open_memfd() has failed, in words."""
+    if not isinstance(error, PermissionError):
+        return f"the host, process {pid}, has ended or closed its manager"
+    return (
+        f"process {os.getpid()} may not read memory of the host, process {pid}: {error}. The kernel refuses that when "
+        "the host has changed its user or group since it was executed (setuid(), setgid()). Use start_method='fork', "
+        "or change them before Python is executed"
+    )

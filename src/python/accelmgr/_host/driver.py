@@ -102,13 +102,29 @@ class Driver:
         if self._update is not None:
             optimizers.mark_hivemind()
         made: list[_native.StepResult] = []
+        try:
+            # Between two uses of the handle another thread would have this one refused.
+            with self._handle.alone("step"):
+                return self._step_alone(made, timeout, accumulate, parameters_changed, repeat)
+        except BaseException as error:
+            carry(error, made)
+            raise
+
+    def _step_alone(
+        self,
+        made: list[_native.StepResult],
+        timeout: float | None,
+        accumulate: bool,
+        parameters_changed: bool,
+        repeat: bool,
+    ) -> _native.StepResult:
         self._made = made
         try:
             self._step_once(made, timeout, accumulate, parameters_changed, repeat)
             if self._begins_again(made[-1]):
                 self._step_once(made, timeout, accumulate, parameters_changed, repeat)
             if not made[-1].counted and self._makes_room():
-                return Driver.step(self, timeout, accumulate, parameters_changed, repeat)
+                return self._step_alone(made, timeout, accumulate, parameters_changed, repeat)
             return made[-1]
         except BaseException as error:
             carry(error, made)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from accelmgr._common.constants import expect_constants
-from accelmgr._common.memfd import FORKED_OBJECTS, MAP_NORESERVE, open_memfd
+from accelmgr._common.memfd import FORKED_OBJECTS, MAP_NORESERVE, open_memfd, why_not_opened
 from accelmgr._common.model_changes import named_buffers
 from accelmgr._common.pickling import KnownUnpickler, load_dataset
 from accelmgr._common.placement import aligned, private_copies, slots_of, tensors_of
@@ -34,8 +34,8 @@ class Received:
         pid, objects, values = path.split(":")
         try:
             fd = open_memfd(pid, objects, "accelmgr-objects")
-        except OSError:
-            raise UsageError(f"the host, process {pid}, has ended or closed its manager") from None
+        except OSError as error:
+            raise UsageError(why_not_opened(pid, error)) from None
         # Private: what a dataset writes to its tensors is its own. Pages that are only read exist once.
         flags = mmap.MAP_PRIVATE | MAP_NORESERVE
         self._objects = mmap.mmap(fd, 0, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
