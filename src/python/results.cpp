@@ -5,6 +5,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <limits>
 #include <new>
 #include <type_traits>
 #include <utility>
@@ -43,7 +44,8 @@ void each_field(const StepResult*, Visit field) {
   field("step", &StepResult::step,
         "The number of committed steps of this session, this one included if it counted.");
   field("attempt", &StepResult::attempt, "The number of the last attempt; never reused.");
-  field("loss", &StepResult::loss, "Mean over micro-batches, or as `loss_scaling` says; 0 when not counted.");
+  field("loss", &StepResult::loss,
+        "Mean over micro-batches, or as `loss_scaling` says; NaN when not counted (0 in to_dict()).");
   field("samples", &StepResult::samples, "Elements that took part; 0 when not counted.");
   field(
       "scalars", &StepResult::scalars,
@@ -159,6 +161,15 @@ nb::class_<Record> record(nb::module_& module, const char* name, const char* tex
         else if constexpr (std::is_same_v<decltype(field), Scalars StepResult::*>)
           type.def_prop_ro(
               field_name, [field](const Record& self) { return dict_of(self.*field); }, field_text);
+        else if constexpr (std::is_same_v<decltype(field), double StepResult::*>)
+          type.def_prop_ro(
+              field_name,
+              [field](const Record& self) {
+                // A script that does not look at the status must not see a loss that looks right.
+                const bool has_none = &(self.*field) == &self.loss && !self.counted;
+                return has_none ? std::numeric_limits<double>::quiet_NaN() : self.*field;
+              },
+              field_text);
         else
           type.def_ro(field_name, field, field_text);
       });

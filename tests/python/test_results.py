@@ -51,6 +51,7 @@ def test_a_failed_result_travels_with_its_causes(tmp_path: pathlib.Path) -> None
         model.tell("die")
         result = manager.step()
     assert (result.status, len(result.causes)) == ("runner_lost", 1)
+    assert math.isnan(result.loss), "0 would look like a loss"
     again = pickle.loads(pickle.dumps(result))
     assert again.to_dict() == result.to_dict() and not again
     cause = again.causes[0]
