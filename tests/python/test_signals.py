@@ -1,6 +1,8 @@
 """Checks that a signal handler which raises loses nothing, wherever the interpreter calls it in a call of a manager."""
 
 import contextlib
+import os
+import pathlib
 import random
 import signal
 import sqlite3
@@ -8,6 +10,7 @@ import sqlite3
 import pytest
 import torch
 from interruptions import Interrupted, interrupted_at
+from programs import run
 from torch import nn
 
 import accelmgr
@@ -231,3 +234,12 @@ def test_a_second_one_ends_the_read_and_the_data():
         while result.ok:
             result = manager.step()
         assert "KeyboardInterrupt" in result.error
+
+
+@pytest.mark.parametrize("dataset", ["read_by_the_manager", "read_by_a_thread_of_the_host", "read_by_the_host"])
+def test_at_random_times(tmp_path, dataset):
+    seed = os.environ.get("STORM_SEED", str(random.randrange(2**32)))
+    seconds = os.environ.get("SIGNAL_STORM_S", "3")
+    program = pathlib.Path(__file__).with_name("signal_storm.py")
+    code, out, err = run(str(program), dataset, seconds, seed, cwd=tmp_path)
+    assert code == 0 and "calls interrupted" in out, f"STORM_SEED={seed}: {out}{err}"
