@@ -193,6 +193,19 @@ def test_after_a_call_that_was_interrupted_all_is_as_before(tmp_path, call):
             place += LONG.get(call, 1)
 
 
+def test_what_checkpoints_written_has_not_told_the_next_call_tells(tmp_path):
+    options = {**OPTIONS, "runners__threads": 1, "checkpoint": {"directory": str(tmp_path)}}
+    with accelmgr.Manager(Sees(), Elements(), **options) as manager:
+        place, where = 0, "at the beginning"
+        while where:
+            manager.step()
+            manager.save_checkpoint()
+            where, told = interrupted_at(place, lambda: manager.checkpoints_written(60))
+            told = [] if where else told
+            assert [each.step for each in told + manager.checkpoints_written(60)] == [manager.statistics().steps], where
+            place += 1
+
+
 class BoundToItsThread:
     """Elements as those of Elements. Reading number `at` is interrupted `times`."""
 
