@@ -432,10 +432,21 @@ void bind_manager(nb::module_& module) {
           "Returns the ms for which it blocked the caller.")
       .def(
           "checkpoints_written",
-          [](Handle& self, double wait_s) {
-            return waiting([&, &m = self.started()] { return m.checkpoints_written(wait_s); });
+          [](Handle& self, nb::typed<nb::list, CheckpointWritten> told, double wait_s) {
+            std::vector<CheckpointWritten> written;
+            const auto tell = [&] {
+              for (auto& each : written) told.append(nb::cast(std::move(each)));
+            };
+            try {
+              waiting([&, &m = self.started()] { written = m.checkpoints_written(wait_s); });
+            } catch (const nb::python_error&) {
+              tell();
+              throw;
+            }
+            tell();
           },
-          nb::arg("wait_s"))
+          nb::arg("told"), nb::arg("wait_s"),
+          "Appends them to `told`, also if it then raises what a signal handler has raised.")
       .def_prop_ro("checkpoint_requested", [](Handle& self) { return self.started().checkpoint_requested(); })
       .def_prop_ro("resumed", [](Handle& self) { return self.started().resumed(); })
       .def(

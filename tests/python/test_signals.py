@@ -1,6 +1,8 @@
 """Checks that a signal handler which raises loses nothing, wherever the interpreter calls it in a call of a manager."""
 
 import contextlib
+import os
+import pathlib
 import random
 import signal
 import sqlite3
@@ -8,6 +10,7 @@ import sqlite3
 import pytest
 import torch
 from interruptions import Interrupted, interrupted_at
+from programs import run
 from torch import nn
 
 import accelmgr
@@ -190,6 +193,19 @@ def test_after_a_call_that_was_interrupted_all_is_as_before(tmp_path, call):
             place += LONG.get(call, 1)
 
 
+def test_what_checkpoints_written_has_not_told_the_next_call_tells(tmp_path):
+    options = {**OPTIONS, "runners__threads": 1, "checkpoint": {"directory": str(tmp_path)}}
+    with accelmgr.Manager(Sees(), Elements(), **options) as manager:
+        place, where = 0, "at the beginning"
+        while where:
+            manager.step()
+            manager.save_checkpoint()
+            where, told = interrupted_at(place, lambda: manager.checkpoints_written(60))
+            told = [] if where else told
+            assert [each.step for each in told + manager.checkpoints_written(60)] == [manager.statistics().steps], where
+            place += 1
+
+
 class BoundToItsThread:
     """Elements as those of Elements. Reading number `at` is interrupted `times`."""
 
@@ -231,3 +247,12 @@ def test_a_second_one_ends_the_read_and_the_data():
         while result.ok:
             result = manager.step()
         assert "KeyboardInterrupt" in result.error
+
+
+@pytest.mark.parametrize("dataset", ["read_by_the_manager", "read_by_a_thread_of_the_host", "read_by_the_host"])
+def test_at_random_times(tmp_path, dataset):
+    seed = os.environ.get("STORM_SEED", str(random.randrange(2**32)))
+    seconds = os.environ.get("SIGNAL_STORM_S", "3")
+    program = pathlib.Path(__file__).with_name("signal_storm.py")
+    code, out, err = run(str(program), dataset, seconds, seed, cwd=tmp_path)
+    assert code == 0 and "calls interrupted" in out, f"STORM_SEED={seed}: {out}{err}"

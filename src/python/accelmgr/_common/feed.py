@@ -64,6 +64,7 @@ GREETING_S = 5.0  # The most time until the token arrives.
 JOIN_S = 2.0  # The most time until a thread ends that is not inside the dataset.
 LOOK_S = 0.1  # How often a thread that waits for the dataset's own thread looks whether it is still wanted.
 MOMENT_S = 0.002  # After an element the manager process asks for the next one sooner than that.
+POLL_S = 0.0001  # How often the host's thread looks, in waits that a signal may end.
 LATE_S = 1.0  # The most time that a call of the manager waits, when it is done, for an element that is being read.
 RETRY_S = 0.5  # The pause after accept() failed for want of a descriptor or of memory.
 
@@ -224,10 +225,13 @@ class _Owner:
             signal.raise_signal(signal.SIGINT)
 
     def _did_one(self) -> bool:
-        try:
-            function = self._calls.get(timeout=MOMENT_S)
-        except queue.Empty:
-            return False
+        # SimpleQueue.get(timeout=) may wait for ever after a signal handler that does not raise (Python 3.11).
+        end = time.monotonic() + MOMENT_S
+        while self._calls.empty():
+            if time.monotonic() > end:
+                return False
+            time.sleep(POLL_S)
+        function = self._calls.get()
         try:
             self._results.put((function(), None))
         except BaseException as error:
@@ -251,7 +255,6 @@ class Turns:
         # Condition that are interrupted keep it, or release it twice; and it does not wait for the Condition.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        self._over: queue.SimpleQueue[None] = queue.SimpleQueue()  # Wakes the host: nobody is inside any more.
         self._taken = False  # There is a host that says when it waits.
         self._open = False
         self._inside = False
@@ -273,8 +276,8 @@ class Turns:
         self._open = False
         deadline = time.monotonic() + LATE_S
         while self._inside and not self._ended:
-            with contextlib.suppress(queue.Empty):
-                self._over.get(timeout=max(0.0, deadline - time.monotonic()))
+            if time.monotonic() < deadline:
+                time.sleep(POLL_S)
                 continue
             self._ended = True  # It may wait for what the host does next.
             logger.warning(
@@ -304,8 +307,6 @@ class Turns:
         finally:
             with self._lock:
                 self._inside = False
-                if not self._open:
-                    self._over.put(None)
 
     def end(self) -> None:
         with self._lock:

@@ -39,6 +39,7 @@ class Driver:
         self._stopped = False
         self._resumed: _native.Resumed | None = None
         self._made: list[_native.StepResult] = []  # By the last call of step().
+        self._untold: list[_native.CheckpointWritten] = []  # A signal handler has raised before they were returned.
         self._unshown: tuple[list[_native.StepResult], bool] = ([], False)
 
     @property
@@ -327,7 +328,9 @@ class Driver:
 
     def checkpoints_written(self, wait: float = 0.0) -> list[_native.CheckpointWritten]:
         """Checkpoints that were written, or failed, since the last call; waits at most `wait` seconds for others."""
-        return self._handle.checkpoints_written(wait)
+        self._handle.checkpoints_written(self._untold, wait)
+        told, self._untold = self._untold, []
+        return told
 
     @property
     def resumed(self) -> _native.Resumed | None:
