@@ -223,6 +223,7 @@ REFUSED = {
     "subclass as a buffer": (wrapped_buffer, r"'more' of the model is a TwoTensor, which has no memory.*dequantize"),
     "DataParallel": (lambda: nn.DataParallel(Line()), "pass model.module"),
     "SyncBatchNorm": (Synchronized, "'norm' of the model is a SyncBatchNorm"),
+    "TorchScript": (lambda: nn.Sequential(torch.jit.script(Line())), "'0' of the model is TorchScript.*made of"),
 }
 
 

@@ -141,6 +141,11 @@ def _check_modules(model: torch.nn.Module) -> None:
                 f"'{name}' of the model is a SyncBatchNorm, but runners do not exchange the statistics of their "
                 "batches; put a BatchNorm in its place, which has those of its runner's batch"
             )
+        if isinstance(module, torch.jit.ScriptModule):
+            raise ModelError(
+                f"'{name or type(module).__name__}' of the model is TorchScript, whose buffers and attributes lie "
+                "outside Python: pass the module that it was made of, and script what was trained"
+            )
 
 
 def check(model: Any, dataset: Any, collate_fn: Any) -> None:
