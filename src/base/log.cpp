@@ -1,16 +1,22 @@
 #include "base/log.hpp"
 
+#include <poll.h>
 #include <pthread.h>
 #include <spdlog/details/console_globals.h>
 #include <spdlog/pattern_formatter.h>
 #include <spdlog/sinks/base_sink.h>
-#include <spdlog/sinks/stdout_sinks.h>
+#include <spdlog/sinks/sink.h>
 #include <spdlog/spdlog.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <climits>
 #include <cstdlib>
 #include <memory>
 #include <mutex>
+#include <string_view>
+#include <utility>
 
 #include "accelmgr/errors.hpp"
 #include "base/log_tail.hpp"
@@ -46,6 +52,52 @@ class TailSink : public spdlog::sinks::base_sink<std::mutex> {
   std::atomic<std::uint64_t>& written_;
 };
 
+/// Standard error, whose reader may have stopped reading: a pipe that is full would hold up a supervisor for
+/// ever. Lines that find no room within the patience are left out, and the next one says how many.
+class StandardError : public spdlog::sinks::sink {
+ public:
+  /// -1: for ever. A host waits as it does for its own prints.
+  void set_patience_ms(int patience_ms) noexcept { patience_ms_ = patience_ms; }
+
+  void log(const spdlog::details::log_msg& message) override {
+    const std::lock_guard lock(spdlog::details::console_mutex::mutex());
+    spdlog::memory_buf_t line;
+    if (left_out_ > 0)
+      fmt::format_to(std::back_inserter(line),
+                     "\n{} lines of the log are left out here: they were not read\n", left_out_);
+    formatter_->format(message, line);
+    left_out_ = write_all({line.data(), line.size()}) ? 0 : left_out_ + 1;
+  }
+  void flush() override {}
+  void set_pattern(const std::string& pattern) override {
+    set_formatter(std::make_unique<spdlog::pattern_formatter>(pattern));
+  }
+  void set_formatter(std::unique_ptr<spdlog::formatter> formatter) override {
+    const std::lock_guard lock(spdlog::details::console_mutex::mutex());
+    formatter_ = std::move(formatter);
+  }
+
+ private:
+  bool write_all(std::string_view text) const noexcept {
+    while (!text.empty()) {
+      pollfd entry{.fd = STDERR_FILENO, .events = POLLOUT, .revents = 0};
+      const int ready = poll(&entry, 1, left_out_ > 0 ? 0 : patience_ms_);
+      if (ready < 0 && errno == EINTR) continue;
+      if (ready <= 0) return false;
+      // A pipe that is ready has room for so much.
+      const auto written = write(STDERR_FILENO, text.data(), std::min<std::size_t>(text.size(), PIPE_BUF));
+      if (written < 0 && errno == EINTR) continue;
+      if (written < 0) return errno != EAGAIN;  // Else there is nobody to tell.
+      text.remove_prefix(static_cast<std::size_t>(written));
+    }
+    return true;
+  }
+
+  std::unique_ptr<spdlog::formatter> formatter_ = std::make_unique<spdlog::pattern_formatter>();
+  int patience_ms_ = -1;
+  std::uint64_t left_out_ = 0;
+};
+
 /// The logger, its sinks and its formatter. Each sink has its own level.
 struct Logging {
   Logging() {
@@ -64,7 +116,7 @@ struct Logging {
     logger.set_level(tail ? std::min(standard_error->level(), tail->level()) : standard_error->level());
   }
 
-  std::shared_ptr<spdlog::sinks::sink> standard_error = std::make_shared<spdlog::sinks::stderr_sink_mt>();
+  std::shared_ptr<StandardError> standard_error = std::make_shared<StandardError>();
   std::shared_ptr<TailSink> tail;  ///< Null: no log tail is kept.
   std::unique_ptr<spdlog::formatter> formatter = std::make_unique<spdlog::pattern_formatter>();
   spdlog::logger logger{"accelmgr", standard_error};
@@ -96,6 +148,8 @@ void start_logging(const std::string& process) {
   formatter->add_flag<StepFlag>('*').set_pattern("%H:%M:%S.%e %l [" + process + " step %*] %v");
   instance().formatter = std::move(formatter);
   instance().standard_error->set_level(level);
+  constexpr int patience_ms = 1000;
+  instance().standard_error->set_patience_ms(process == "host" ? -1 : patience_ms);
   instance().apply();
 }
 

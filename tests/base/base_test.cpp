@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <stdlib.h>
 #include <sys/resource.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <limits>
@@ -112,6 +113,39 @@ TEST(SystemError, SaysWhichLimitToRaise) {
   EXPECT_EQ(
       SystemError("opening /here", EMFILE).what(),
       fmt::format("opening /here: Too many open files: raise ulimit -n (now {}) (errno 24)", files.rlim_cur));
+}
+
+/// All that can be read from a pipe now.
+std::string read_now(int fd) {
+  std::string text;
+  char part[4096];
+  for (ssize_t bytes; (bytes = read(fd, part, sizeof part)) > 0;)
+    text.append(part, static_cast<std::size_t>(bytes));
+  return text;
+}
+
+TEST(Log, ThatNobodyReadsHoldsUpNoManager) {
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(60);
+    int ends[2];
+    if (pipe2(ends, O_NONBLOCK) != 0) _exit(1);
+    const std::string junk(4096, '.');
+    while (write(ends[1], junk.data(), junk.size()) > 0) {
+    }
+    fcntl(ends[1], F_SETFL, 0);  // As standard error is: writing blocks.
+    dup2(ends[1], STDERR_FILENO);
+    start_logging("manager");
+    for (int i = 0; i < 100; ++i) log().warn("line {}", i);
+    if (read_now(ends[0]).find("line") != std::string::npos) _exit(2);
+    log().warn("the last one");
+    const auto said = read_now(ends[0]);
+    const bool tells = said.find("100 lines of the log are left out here") != std::string::npos;
+    _exit(tells && said.find("the last one") != std::string::npos ? 0 : 3);
+  }
+  int status = 0;
+  EXPECT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
 }
 
 TEST(Log, LinesCarryProcessAndStepAndTheLevelComesFromTheEnvironment) {

@@ -14,6 +14,7 @@ import pytest
 import torch
 from gate import Count, Gate, Told
 from launching import kill
+from programs import run
 
 import accelmgr
 
@@ -301,3 +302,51 @@ def test_workers_of_a_data_loader_end_with_their_manager_process(tmp_path, how):
         for worker in workers:
             assert select.select([worker], [], [], 30)[0], "a worker is left"
             os.close(worker)
+
+
+RUNS_OUT_OF_MEMORY = """\
+import pathlib, sys, torch, accelmgr
+from gate import Count, Told
+group, limit, usage, folder = map(pathlib.Path, sys.argv[1:])
+
+class Hungry(Told):
+    def forward(self, x):
+        if self._told("eat"):
+            eaten = torch.ones(1 << 30)
+        return super().forward(x)
+
+(group / "cgroup.procs").write_text("0")
+model = Hungry(folder)
+with accelmgr.Manager(model, Count(), nprocs=2, start_method="spawn", runners__threads=1) as manager:
+    manager.step().raise_for_status()
+    limit.write_text(str(int(usage.read_text()) + (1 << 30)))
+    model.tell("eat")
+    print(manager.step().tries)
+"""
+
+
+@pytest.fixture
+def memory_group():
+    """A memory control group of one's own, with the files of its limit and its usage."""
+    for parent, limit, usage in (
+        ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+        ("/sys/fs/cgroup", "memory.max", "memory.current"),
+    ):
+        group = pathlib.Path(parent) / f"accelmgr-test-{os.getpid()}"
+        try:
+            group.mkdir()
+        except OSError:
+            continue
+        has_limit = (group / limit).exists()
+        if has_limit:
+            yield group, group / limit, group / usage
+        group.rmdir()
+        if has_limit:
+            return
+    pytest.skip("no memory control group of one's own here")
+
+
+def test_a_runner_that_the_kernel_kills_for_want_of_memory_is_told_as_such(tmp_path, memory_group):
+    code, out, err = run("-c", RUNS_OUT_OF_MEMORY, *map(str, memory_group), str(tmp_path), cwd=tmp_path)
+    assert (code, out) == (0, "2\n"), err
+    assert "killed by signal 9 (KILL) in phase forward: the kernel has killed it for want of memory" in err

@@ -84,4 +84,16 @@ struct MemoryAvailable {
 /// Throws SessionError if /proc/meminfo cannot be read.
 MemoryAvailable memory_available(const std::filesystem::path& root = "/");
 
+struct OomKills {
+  std::uint64_t count = 0;
+  std::string counted_by;  ///< The file that says so. Empty: none does.
+};
+/// How many processes the kernel has killed for want of memory: in the memory control group of this process
+/// (v1 and v2), or on this machine if the group does not say.
+OomKills oom_kills(const std::filesystem::path& root = "/");
+
+/// When memory runs out, the kernel kills this process rather than those of its host and manager, whose loss
+/// costs more: they map the same memory, and look as large.
+void be_killed_first() noexcept;
+
 }  // namespace accelmgr::ipc

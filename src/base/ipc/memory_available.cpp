@@ -1,6 +1,10 @@
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <optional>
+#include <string>
 
 #include "accelmgr/errors.hpp"
 #include "base/ipc/control_groups.hpp"
@@ -48,6 +52,32 @@ MemoryAvailable memory_available(const fs::path& root) {
       available = {*left, (folder / controller.limit).string()};
   });
   return available;
+}
+
+OomKills oom_kills(const fs::path& root) {
+  OomKills found;
+  const auto look_in = [&found](const fs::path& file) {
+    const auto count = number_after(read_proc(file).value_or(""), "oom_kill ");
+    if (count && found.counted_by.empty()) found = {*count, file.string()};
+  };
+  // From the own group upwards. In a container the path of that may be one of the host machine.
+  visit_groups(root, "memory", [&](const fs::path& folder, bool unified) {
+    look_in(folder / (unified ? "memory.events" : "memory.oom_control"));
+  });
+  look_in(root / "proc/vmstat");
+  return found;
+}
+
+void be_killed_first() noexcept {
+  constexpr std::uint64_t more = 500, most = 1000;  // Of this unit each 1/1000 of the memory.
+  const auto file = "/proc/self/oom_score_adj";
+  const base::UniqueFd fd(open(file, O_WRONLY | O_CLOEXEC));
+  if (!fd) return;
+  // A negative one says that this process is to be spared.
+  const auto score = leading_number(read_proc(file).value_or("")).value_or(most);
+  if (score >= most) return;
+  const auto text = std::to_string(std::min(score + more, most));
+  if (write(fd.get(), text.data(), text.size()) < 0) return;  // Then it is killed like any other.
 }
 
 }  // namespace accelmgr::ipc

@@ -3,8 +3,12 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <signal.h>
+#include <sys/wait.h>
+
+#include <utility>
 
 #include "accelmgr/errors.hpp"
+#include "base/ipc/memory.hpp"
 #include "base/ipc/process.hpp"
 #include "base/ipc/socket.hpp"
 #include "base/log.hpp"
@@ -56,7 +60,8 @@ void Supervisor::lost(int rank, int wait_status) {
 
   const auto verdict = runner(rank).verdict;
   const auto reason = record.reason.load();
-  const auto what = verdict.empty() ? last_words(record) : verdict;
+  auto what = verdict.empty() ? last_words(record) : verdict;
+  if (what.empty()) what = why_killed(wait_status);
   if (!has_started_)
     throw RunnerError(fmt::format("runner {} {} in phase {}{}{}", rank, ipc::describe_exit(wait_status),
                                   phase, what.empty() ? "" : ": ", what),
@@ -68,6 +73,16 @@ void Supervisor::lost(int rank, int wait_status) {
   else
     repair(rank, decide(rank, reason, with_another), incident);
   view_.wake_everyone();
+}
+
+/// Whether the kernel has killed a runner, which had no words of its own.
+std::string Supervisor::why_killed(int wait_status) {
+  if (wait_status == ipc::unknown_exit || !WIFSIGNALED(wait_status) || WTERMSIG(wait_status) != SIGKILL)
+    return {};
+  const auto now = ipc::oom_kills();
+  if (std::exchange(oom_kills_seen_, now.count) == now.count) return {};
+  return fmt::format("the kernel has killed it for want of memory ({} counts {} such kills)", now.counted_by,
+                     now.count);
 }
 
 void Supervisor::note_end(int rank, int wait_status) {

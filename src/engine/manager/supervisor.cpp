@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "accelmgr/errors.hpp"
+#include "base/ipc/memory.hpp"
 #include "base/ipc/process.hpp"
 #include "base/ipc/socket.hpp"
 #include "base/log.hpp"
@@ -45,7 +46,8 @@ Supervisor::Supervisor(boost::asio::io_context& loop, const Config& config,
       policy_(config.runners),
       watchdog_(config, session_),
       reading_(std::move(reading)),
-      source_watch_(session_, config.data.kind) {}
+      source_watch_(session_, config.data.kind),
+      oom_kills_seen_(ipc::oom_kills().count) {}
 
 void Supervisor::start(std::function<void()> ready, std::function<void()> gave_up) {
   ready_ = std::move(ready);

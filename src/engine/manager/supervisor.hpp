@@ -147,6 +147,7 @@ class Supervisor {
   std::string why_it_recurs(int rank, session::Reason reason) const;
   Decision decide(int rank, session::Reason reason, bool with_another);
   void repair(int rank, const Decision& decision, const std::string& incident);
+  std::string why_killed(int wait_status);
   /// Returns the incident as text.
   std::string record_incident(int rank, const std::string& phase, int pid, int wait_status,
                               const std::string& what);
@@ -197,7 +198,8 @@ class Supervisor {
   Watchdog watchdog_;
   Reading reading_;
   SourceWatch source_watch_;
-  std::string last_exception_;  ///< What the last incident said.
+  std::string last_exception_;    ///< What the last incident said.
+  std::uint64_t oom_kills_seen_;  ///< See ipc::oom_kills().
 };
 
 }  // namespace accelmgr::manager

@@ -10,6 +10,7 @@
 #include "base/clock.hpp"
 #include "base/config/faults.hpp"
 #include "base/exception_text.hpp"
+#include "base/ipc/memory.hpp"
 #include "base/ipc/process.hpp"
 #include "base/ipc/socket.hpp"
 #include "base/log.hpp"
@@ -44,6 +45,7 @@ bool open_and_wait(const Config& config, int rank, int lifeline) {
 int run(const Config& config, ipc::SpawnRequest request) {
   const auto begin = base::now_ns();
   ipc::leave_signals_to_host();
+  ipc::be_killed_first();
   base::start_logging(fmt::format("rank {}", request.rank));
   const base::UniqueFd lifeline = std::move(request.fds.back());
   request.fds.pop_back();

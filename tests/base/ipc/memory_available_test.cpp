@@ -36,6 +36,21 @@ class MemoryAvailableTest : public testing::Test {
 
 TEST_F(MemoryAvailableTest, IsThatOfTheMachineWithoutControlGroups) { expect(8000 * 1024, "proc/meminfo"); }
 
+TEST_F(MemoryAvailableTest, KillsForWantOfMemoryAreThoseOfTheOwnGroup) {
+  EXPECT_EQ(oom_kills(root_).counted_by, "");
+  put("proc/vmstat", "nr_free_pages 5\noom_kill 7\n");
+  EXPECT_EQ(oom_kills(root_).count, 7u);
+  put("proc/self/cgroup", "0::/user/job\n");
+  put("sys/fs/cgroup/user/memory.events", "oom 1\noom_kill 9\n");
+  EXPECT_EQ(oom_kills(root_).count, 9u);
+  put("sys/fs/cgroup/user/job/memory.events", "low 0\noom 3\noom_kill 2\noom_group_kill 0\n");
+  EXPECT_EQ(oom_kills(root_).count, 2u);
+  EXPECT_EQ(oom_kills(root_).counted_by, (root_ / "sys/fs/cgroup/user/job/memory.events").string());
+  put("proc/self/cgroup", "4:memory:/job\n0::/\n");
+  put("sys/fs/cgroup/memory/job/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 1\n");
+  EXPECT_EQ(oom_kills(root_).count, 1u);
+}
+
 TEST_F(MemoryAvailableTest, IsThatOfTheMachineWithoutALimit) {
   put("proc/self/cgroup", "0::/user/job\n");
   put("sys/fs/cgroup/user/job/memory.max", "max\n");
