@@ -101,7 +101,7 @@ std::variant<protocol::Started, protocol::Failed> OwnedManager::receive_started(
     double start_timeout_s, const std::function<bool()>& interrupted, const Events& events) const {
   const auto deadline = base::Deadline::in_seconds(start_timeout_s + timing::manager_stop_s);
   for (;;) {
-    while (!link_.hears_within(deadline)) {
+    for (bool hears = false; !hears; hears = link_.hears_within(deadline)) {
       if (interrupted && interrupted()) {
         link_.kill();
         throw SessionError("the manager was interrupted while it started");
