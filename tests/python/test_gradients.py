@@ -268,3 +268,26 @@ def test_a_parameter_without_elements_takes_no_gradient_from_its_neighbours(shap
         manager.step()
         oracle.step()
         assert_equal(manager.get_aggregated_gradients(), oracle.gradients())
+
+
+def test_after_zeroing_a_gradient_of_minus_zero_keeps_its_sign():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(2))
+
+        def forward(self, x):
+            return (self.weight * x[0]).sum()
+
+    model = Scaled()
+    data = [torch.tensor([-0.0, 1.0])] * 8
+    with accelmgr.Manager(model, data, nprocs=1, batch_size_per_device=1, runners__threads=1) as manager:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        for zero in (manager.zero_grad, optimizer.zero_grad):
+            manager.step()
+            assert model.weight.grad.signbit().tolist() == [True, False]
+            zero()
+        manager.step()
+        optimizer.zero_grad(set_to_none=False)
+        manager.step()
+        assert model.weight.grad.signbit().tolist() == [False, False]  # 0.0 + -0.0, as in plain PyTorch.

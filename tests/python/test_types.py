@@ -46,6 +46,7 @@ ANYTHING = {
     "CudaTransport.load_behind",
     "CudaTransport.read",
     "CudaTransport.written",
+    "Writing.__exit__",
 }
 
 

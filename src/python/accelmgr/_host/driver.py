@@ -147,6 +147,8 @@ class Driver:
             self._check()
             self._follow()
             self._bound.send_changes()
+            if self._update is None and self._bound.master.is_empty:
+                accumulate = False  # Zero plus -0.0 would be 0.0.
             self._unshown = made, not accumulate or self._handle.overwrites_next
             with self._waiting():
                 self._handle.step(made, timeout, accumulate, parameters_changed, repeat)

@@ -154,6 +154,11 @@ class Master:
         self._found = list(map(_gradient, self._leaves))
         self._lacks = any(gradient is None for gradient in self._found)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether every `.grad` is None: no step has given one since they were zeroed."""
+        return self._lacks and not self._keeps_zeros and all(gradient is None for gradient in self._found)
+
     def show(self, everything: bool = False) -> None:
         """After a step: `.grad` of the parameters that it has used. everything: it has overwritten all of them."""
         if self._exact:
