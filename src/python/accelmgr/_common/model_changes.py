@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import operator
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -203,6 +204,7 @@ class Changes:
             for name, flags in Buffers.split(torch.frombuffer(self._forms, dtype=torch.uint8), self._kept):
                 self._forms_target[numbers[name][0]] = flags.data_ptr()
         self._versions: list[int] = []
+        self._addresses: list[int] = []
         self._modes = b""  # So that the first step sends them.
         self._quantized = [
             (f"{prefix}.{key}" if prefix else key, owner, key, tensor, tensor._version)
@@ -228,9 +230,13 @@ class Changes:
         self._handle.copy_buffers(self._forms_target)
         self._find_dense()
 
-    def _find_dense(self) -> None:
-        """Finds the buffers whose memory is like that in the session: those are copied and compared the fast way."""
-        self._addresses = _addresses(self._tensors)
+    def _find_dense(self, changed: Collection[int] = ()) -> None:
+        """Finds the buffers whose memory is like that in the session: those are copied and compared the fast way.
+
+        changed: those that the host has changed, and that are still to be sent.
+        """
+        present = _addresses(self._tensors)
+        self._addresses = [self._addresses[index] if index in changed else now for index, now in enumerate(present)]
         self._targets = [0] * len(self._forms_target)
         self._compared: dict[int, tuple[int, torch.Tensor]] = {}  # By address: number, tensor.
         self._irregular: list[int] = []
@@ -300,10 +306,7 @@ class Changes:
             before if index in changed else now
             for index, (now, before) in enumerate(zip(_versions(self._tensors), self._versions, strict=True))
         ]
-        addresses = self._addresses
-        self._find_dense()
-        for index in changed:
-            self._addresses[index] = addresses[index]
+        self._find_dense(changed)
 
     def _take_forms(self, changed: set[int]) -> None:
         """Puts other tensors, or None, where forward() has done so."""
@@ -322,8 +325,11 @@ class Changes:
                 if kinds[index] == FIRST and place.kind() != FIRST:
                     first = place.first
                     place.put(first.clone() if isinstance(first, torch.Tensor) else first)
-                self._tensors[index] = place.owner.get(place.key)
-                self._versions[index] = _versions([self._tensors[index]])[0]
+                value = place.owner.get(place.key)
+                version, address = _versions([value])[0], _addresses([value])[0]
+                self._tensors[index] = value
+                self._versions[index] = version
+                self._addresses[index] = address
                 continue
             value = place.first if place.grows and kinds[index] == FIRST else place.original
             new: torch.Tensor | None = None
@@ -335,8 +341,11 @@ class Changes:
                 if new is not None and place.grows and (kinds[index] == FIRST or new.shape != value.shape):
                     Buffers.set(new, value)  # Otherwise the session has the values.
                 seen.add(id(new))
+            version, address = _versions([new])[0], _addresses([new])[0]
+            # No call between these: a signal handler that raises in one would leave a tensor that the host has made.
             place.owner[place.key] = self._tensors[index] = new
-            self._versions[index] = _versions([new])[0]
+            self._versions[index] = version
+            self._addresses[index] = address
         self._find_dense()
 
     def sync(self) -> None:
