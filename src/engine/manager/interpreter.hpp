@@ -21,8 +21,9 @@ struct Interpreter {
   /// Called in the process that will fork the runners of `config`, before it does: loads what all of them
   /// need. It must start no thread.
   std::function<void(const Config&)> runners_expected = [](const Config&) {};
-  /// Called in a fork server that the manager has forked, before it forks anything, and in the manager when it
-  /// has described model and data: frees copies of the host's values, which the host moves into the session.
+  /// Called in a fork server that the manager has forked, before it forks anything, and in the manager when
+  /// it has described model and data: frees copies of the host's values, which the host moves into the
+  /// session.
   std::function<void()> forget_values = [] {};
   /// Called in the manager process once it has forked its fork server, before other threads use the
   /// interpreter.
