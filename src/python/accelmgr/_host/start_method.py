@@ -79,8 +79,10 @@ def stay_forkable() -> None:
     fakes = getattr(sys.modules.get("torch._subclasses.fake_tensor"), "FakeTensorMode", None)
     if any(getattr(fakes, counts, None) for counts in ("cache_hits", "cache_misses", "cache_bypasses")):
         return  # torch.compile has done so already.
+    if any(map(os.path.exists, DRIVERS)):
+        return  # To ask for the accelerator might use it.
     accelerator = torch.accelerator.current_accelerator() if hasattr(torch, "accelerator") else None
-    if (accelerator is None or accelerator.type == "cuda") and not any(map(os.path.exists, DRIVERS)):
+    if accelerator is None or accelerator.type == "cuda":
         torch.ones((), requires_grad=True).backward()  # type: ignore[no-untyped-call]
 
 
