@@ -88,6 +88,15 @@ def test_nobody_changes_it(start_method):
     compare(Based(), nothing, start_method=start_method)
 
 
+def test_runners_that_do_not_see_writes_have_none():
+    """The same model is first trained by runners that do."""
+    model = Based(in_place)
+    for protect in (True, False):
+        with accelmgr.Manager(model, [torch.ones(3)] * 100, nprocs=1, runners__protect_parameters=protect) as manager:
+            assert manager.step(accumulate=False).ok and manager.step(accumulate=False).ok
+    assert model.base[-1, -1] < 1
+
+
 @pytest.mark.parametrize("change", WAYS)
 @pytest.mark.parametrize("begin", [0, 3])
 def test_forward_changes_it(change, begin):

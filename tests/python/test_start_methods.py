@@ -142,7 +142,7 @@ def own_memory() -> int:
 def test_a_replica_has_no_memory_for_values_that_the_session_has():
     model = nn.Linear(4096, 4096)
     size = sum(parameter.nbytes for parameter in model.parameters())
-    payload = SentModel(model, None, pickled_dataset(None), None, {"constants": False})
+    payload = SentModel(model, None, pickled_dataset(None), None, {"constants": False, "grown": {}})
     payload.release_values()
     before = own_memory()
     replica = Received(payload.path).model()

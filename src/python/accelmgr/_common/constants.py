@@ -22,9 +22,12 @@ CHANGES = "", ()
 _changing: weakref.WeakKeyDictionary[torch.nn.Module, frozenset[str]] = weakref.WeakKeyDictionary()
 
 
-def expect_constants(model: torch.nn.Module, grown: Iterable[str]) -> None:
-    """The runners of this model compute on CPUs, where writes to constants are seen. grown: buffers that change."""
-    _changing[model] = frozenset(grown)
+def expect_constants(model: torch.nn.Module, grown: Iterable[str], seen: bool) -> None:
+    """grown: buffers that change. seen: runners see writes to constants; otherwise there are none."""
+    if seen:
+        _changing[model] = frozenset(grown)
+    else:
+        _changing.pop(model, None)
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

@@ -98,8 +98,7 @@ class Delivery:
             self.record = Record()
             self._needed = GrownBuffers()
             self.calls = Calls()
-            if constants:
-                expect_constants(self._model, self.grown)
+            expect_constants(self._model, self.grown, constants)
         options = {
             **self._options,
             "torch_seed": torch.initial_seed(),

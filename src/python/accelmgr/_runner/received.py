@@ -102,8 +102,7 @@ class Received:
         return KnownUnpickler(self._objects, tensors).load()
 
     def _expect_constants(self, model: torch.nn.Module) -> torch.nn.Module:
-        if self.options["constants"]:
-            expect_constants(model, self.options["grown"])
+        expect_constants(model, self.options["grown"], self.options["constants"])
         return model
 
     def model(self) -> torch.nn.Module:
