@@ -41,7 +41,7 @@ class Storm:
     def _send(self, main):
         while True:
             after_s, number = self._wanted.get()
-            time.sleep(after_s)
+            time.sleep(after_s)  # Nothing is waited for: the random instant is what is tested.
             signal.pthread_kill(main, number)
             self._sent += 1
 
@@ -61,7 +61,7 @@ class Storm:
         finally:
             while self._sent < self._calls:
                 with contextlib.suppress(KeyboardInterrupt, Alarm):
-                    time.sleep(0.001)
+                    os.sched_yield()
         return raised if raised is not None and result is None else result
 
 

@@ -241,7 +241,7 @@ def test_what_is_saved_is_what_was_there(tmp_path):
 def test_what_torch_can_only_convert_is_saved_too(tmp_path, name):
     dtype = getattr(torch, name, None)
     if dtype is None:
-        pytest.skip(f"this torch has no {name}")
+        pytest.skip(f"torch {torch.__version__} has no {name}: older versions that are supported lack some")
 
     class Scaled(nn.Module):
         def __init__(self, scale: float) -> None:

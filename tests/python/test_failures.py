@@ -343,7 +343,9 @@ def memory_group():
         group.rmdir()
         if has_limit:
             return
-    pytest.skip("no memory control group of one's own here")
+    pytest.skip(
+        "this user may make no control group with a memory limit, so the kernel cannot be made to kill a runner"
+    )
 
 
 def test_a_runner_that_the_kernel_kills_for_want_of_memory_is_told_as_such(tmp_path, memory_group):

@@ -54,7 +54,7 @@ def test_a_host_that_cannot_be_forked_any_more_executes_other_processes(tmp_path
         assert (4 * model.weight.grad[0]).round() == 2 + 3, "elements 2 and 3, exactly once"
 
 
-SCRIPT = """
+LINE = """
 import torch, torch.utils.backend_registration
 import accelmgr
 from accelmgr._host.start_method import other_threads
@@ -66,7 +66,11 @@ class Line(torch.nn.Module):
 
     def forward(self, x):
         return {"loss": (self.weight * x).sum()}
+"""
 
+SCRIPT = (
+    LINE
+    + """
 if __name__ == "__main__":
     torch.utils.backend_registration._setup_privateuseone_for_python_backend("npy")
     with accelmgr.Manager(Line(), [torch.ones(4)] * 100, nprocs=2) as manager:
@@ -77,20 +81,12 @@ if __name__ == "__main__":
         manager.refresh()
         assert manager.step().loss == 4, manager.step().error
 """
+)
 
 
-COMPILED = """
-import torch
-import accelmgr
-
-class Line(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.ones(4))
-
-    def forward(self, x):
-        return {"loss": (self.weight * x).sum()}
-
+COMPILED = (
+    LINE
+    + """
 @torch.compile(backend="aot_eager")
 def doubled(x):
     return 2 * x
@@ -103,6 +99,7 @@ if __name__ == "__main__":
         line.register_forward_hook(lambda module, arguments, outputs: {"loss": doubled(outputs["loss"])})
         assert manager.step().loss == 8
 """
+)
 
 
 @pytest.mark.skipif(any(map(os.path.exists, start_method.DRIVERS)), reason="autograd has threads for these devices")

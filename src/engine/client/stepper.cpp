@@ -158,10 +158,9 @@ Stepper::Outcome Stepper::call(int rank, double timeout_s) {
   auto outcome = assemble(patience);
   if (outcome.status == StepStatus::ok && (participants_ >> rank & 1) == 0)
     throw UsageError(fmt::format("call(): the team has no rank {}", rank));
-  calling_rank_ = rank;
   StepResult result;
   if (outcome.status == StepStatus::ok)
-    outcome = attempt(Purpose::call, {.repeat = true, .parameters_changed = false}, patience, result);
+    outcome = attempt(Purpose::call, {.repeat = true, .parameters_changed = false}, patience, result, rank);
   if (outcome.status == StepStatus::runner_lost) assemble(patience);  // Then its loss is on record.
   if (patience.thrown()) std::rethrow_exception(patience.thrown());
   return outcome;
@@ -327,7 +326,7 @@ session::Shares Stepper::last_shares() const noexcept {
 }
 
 Stepper::Outcome Stepper::attempt(Purpose purpose, const StepOptions& options, const base::Patience& patience,
-                                  StepResult& result) {
+                                  StepResult& result, int calling_rank) {
   const double loss_scale = loss_scaler_.scale(committed_loss_scale());
   session::SpanScope span(spans_, Activity::attempt, step_under_way());
   const auto& control = session_.control();
@@ -346,7 +345,7 @@ Stepper::Outcome Stepper::attempt(Purpose purpose, const StepOptions& options, c
               .refuse_overflow = loss_scaler_.can_lower(loss_scale),
               .skip = skip,
               .repeat = options.repeat,
-              .call = purpose == Purpose::call ? static_cast<std::uint32_t>(calling_rank_) + 1 : 0,
+              .call = purpose == Purpose::call ? static_cast<std::uint32_t>(calling_rank) + 1 : 0,
               .device_team = skip ? session::DeviceTeam{} : device_team(),
               .parameter_version = control.parameter_version.load(),
               .loss_scale = loss_scale,

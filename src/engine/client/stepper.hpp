@@ -89,7 +89,7 @@ class Stepper {
   void refuse_without_weight(StepResult& result) const;
   session::Shares last_shares() const noexcept;
   Outcome attempt(Purpose purpose, const StepOptions& options, const base::Patience& patience,
-                  StepResult& result);
+                  StepResult& result, int calling_rank = -1);
   const session::LossScale& committed_loss_scale() const noexcept;
   /// The generation of each rank of a team of devices; 0: it is not in it.
   using Members = std::array<std::uint32_t, session::max_ranks>;
@@ -119,7 +119,6 @@ class Stepper {
   LossScaler loss_scaler_;
   Touched touched_;
   session::RankMask participants_ = 0;  ///< Ranks of the attempt that assemble() prepared.
-  int calling_rank_ = 0;                ///< Of the last call().
   session::Shares even_shares_;
   std::optional<MeasuredShares> measured_shares_;
   int nonfinite_in_a_row_ = 0;

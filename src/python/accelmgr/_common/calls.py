@@ -10,13 +10,12 @@ import pickle
 import sys
 import traceback
 import types
-import weakref
 from collections.abc import Callable
 from typing import Any
 
 import cloudpickle
 
-from accelmgr._common.memfd import open_memfd
+from accelmgr._common.memfd import HostFile, open_memfd
 from accelmgr._common.pickling import dump
 from accelmgr.errors import ModelError, UsageError
 
@@ -42,16 +41,11 @@ class _Pickler(pickle.Pickler):
         return _function, (code, obj.__module__, obj.__name__, obj.__defaults__, obj.__kwdefaults__, values)
 
 
-class Calls:
+class Calls(HostFile):
     """The side of the host."""
 
     def __init__(self) -> None:
-        self._fd = os.memfd_create(NAME, os.MFD_CLOEXEC)
-        self._closing = weakref.finalize(self, os.close, self._fd)  # Also if the manager is never stopped.
-
-    @property
-    def address(self) -> str:
-        return f"{os.getpid()}:{self._fd}"
+        super().__init__(NAME)
 
     def put(self, function: Callable[..., Any], forked: bool) -> None:
         """forked: runners are forks of this process."""
@@ -70,10 +64,6 @@ class Calls:
         if error:
             raise ModelError(f"call(): {error}")
         return value
-
-    def close(self) -> None:
-        """Idempotent."""
-        self._closing()
 
 
 def answer(address: str, model: Any) -> None:

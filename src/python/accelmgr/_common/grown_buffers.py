@@ -11,11 +11,10 @@ import json
 import os
 import pathlib
 import struct
-import weakref
 
 import torch
 
-from accelmgr._common.memfd import open_memfd
+from accelmgr._common.memfd import HostFile, open_memfd
 from accelmgr._common.memory import dtype_name
 
 NAME = "accelmgr-grown"
@@ -40,16 +39,11 @@ def form_of(tensor: torch.Tensor) -> Form:
     return dtype_name(tensor.dtype), tuple(tensor.shape)
 
 
-class GrownBuffers:
+class GrownBuffers(HostFile):
     """The side of the host."""
 
     def __init__(self) -> None:
-        self._fd = os.memfd_create(NAME, os.MFD_CLOEXEC)
-        self._closing = weakref.finalize(self, os.close, self._fd)  # Also if the manager is never stopped.
-
-    @property
-    def address(self) -> str:
-        return f"{os.getpid()}:{self._fd}"
+        super().__init__(NAME)
 
     def read(self) -> Forms:
         """What all runners have told. A later one counts for a buffer that several have told of."""
@@ -57,10 +51,6 @@ class GrownBuffers:
         *lines, _ = content.split(b"\n")
         told = [form for line in lines for form in json.loads(line).items()]
         return {name: (dtype, tuple(shape)) for name, (dtype, shape) in told}
-
-    def close(self) -> None:
-        """Idempotent."""
-        self._closing()
 
 
 def tell(address: str, forms: Forms) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import weakref
 from typing import Any
 
 MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Of Linux on x86; Python has the name from 3.13 on.
@@ -20,6 +21,22 @@ def make_memfd(name: str, size: int) -> int:
     fd = os.memfd_create(name, os.MFD_CLOEXEC)
     os.ftruncate(fd, max(size, 1))
     return fd
+
+
+class HostFile:
+    """A memfd of this process that runners open by its address."""
+
+    def __init__(self, name: str) -> None:
+        self._fd = os.memfd_create(name, os.MFD_CLOEXEC)
+        self._closing = weakref.finalize(self, os.close, self._fd)  # Also if the manager is never stopped.
+
+    @property
+    def address(self) -> str:
+        return f"{os.getpid()}:{self._fd}"
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._closing()
 
 
 def open_memfd(pid: str | int, fd: str | int, name: str, flags: int = os.O_RDONLY) -> int:

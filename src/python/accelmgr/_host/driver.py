@@ -106,26 +106,22 @@ class Driver:
         try:
             # Between two uses of the handle another thread would have this one refused.
             with self._handle.alone("step"):
-                return self._step_alone(made, timeout, accumulate, parameters_changed, repeat)
+                return self._step_alone(made, (timeout, accumulate, parameters_changed, repeat))
         except BaseException as error:
             carry(error, made)
             raise
 
     def _step_alone(
-        self,
-        made: list[_native.StepResult],
-        timeout: float | None,
-        accumulate: bool,
-        parameters_changed: bool,
-        repeat: bool,
+        self, made: list[_native.StepResult], how: tuple[float | None, bool, bool, bool]
     ) -> _native.StepResult:
+        """how: the arguments of step()."""
         self._made = made
         try:
-            self._step_once(made, timeout, accumulate, parameters_changed, repeat)
+            self._step_once(made, *how)
             if self._begins_again(made[-1]):
-                self._step_once(made, timeout, accumulate, parameters_changed, repeat)
+                self._step_once(made, *how)
             if not made[-1].counted and self._makes_room():
-                return self._step_alone(made, timeout, accumulate, parameters_changed, repeat)
+                return self._step_alone(made, how)
             return made[-1]
         except BaseException as error:
             carry(error, made)
