@@ -24,12 +24,27 @@ struct Handled {
 };
 std::array<Handled, 8> handled;
 
+thread_local sigset_t before_fork;
+
+// A signal that comes to the child before its handlers are reset would be taken for this process's: the
+// handler writes to a pipe that both have.
+void hold_signals() noexcept {
+  sigset_t held;
+  sigemptyset(&held);
+  for (const auto& [number, handler] : handled)
+    if (number != 0) sigaddset(&held, number);
+  pthread_sigmask(SIG_BLOCK, &held, &before_fork);
+}
+
+void release_signals() noexcept { pthread_sigmask(SIG_SETMASK, &before_fork, nullptr); }
+
 void reset_signals() noexcept {
   for (const auto& [number, handler] : handled) {
     struct sigaction now {};
     if (number != 0 && sigaction(number, nullptr, &now) == 0 && now.sa_handler == handler)
       signal(number, SIG_DFL);
   }
+  release_signals();
 }
 
 void close_all() noexcept {
@@ -53,8 +68,8 @@ void default_in_forks(std::span<const int> signals) {
     sigaction(signals[i], nullptr, &now);
     handled[i] = {signals[i], now.sa_handler};
   }
-  if (const int error = pthread_atfork(nullptr, nullptr, reset_signals); error != 0)
-    throw SystemError("pthread_atfork", error);
+  static const int error = pthread_atfork(hold_signals, release_signals, reset_signals);
+  if (error != 0) throw SystemError("pthread_atfork", error);
 }
 
 void keep_in_forks(int fd) noexcept {
