@@ -266,8 +266,10 @@ void bind_replica(nb::module_& module) {
       .def("is_stale", &Sink::is_stale, nb::arg("index"),
            "Whether load_parameters() is to bring the parameter again: not one that is frozen and was not "
            "written.")
-      .def("nonfinite", &Sink::nonfinite, nb::arg("index"),
-           "The gradient of parameter `index`, which a device has copied, has Inf or NaN.")
+      .def(
+          "magnitude", &Sink::magnitude, nb::arg("index"), nb::arg("largest"),
+          "The largest magnitude of the gradient of parameter `index`, which a device has copied: Inf or NaN "
+          "if a value of it is.")
       .def("backward_begins", &Sink::backward_begins)
       .def("last_micro_batch", &Sink::last_micro_batch,
            "Whether no micro-batch follows the one that runs now. False: perhaps one follows.")

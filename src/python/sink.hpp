@@ -44,8 +44,8 @@ struct Sink {
   bool is_stale(std::size_t index) {
     return call([&](auto& to) { return to.is_stale(index); });
   }
-  void nonfinite(std::size_t index) {
-    call([&](auto& to) { to.nonfinite(index); });
+  void magnitude(std::size_t index, double largest) {
+    call([&](auto& to) { to.magnitude(index, largest); });
   }
   bool last_micro_batch() {
     return call([](auto& to) { return to.last_micro_batch(); });

@@ -453,3 +453,52 @@ def test_integers_cannot_be_trained():
         wrong = nn.Module()
         wrong.w = nn.Parameter(torch.ones(3).to(torch.float8_e4m3fn))
         accelmgr.Manager(wrong, [torch.tensor(1)])
+
+
+class Steep(nn.Module):
+    """Its gradient is its input."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(3, dtype=dtype))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.weight * x.to(self.weight.dtype)).sum()
+
+
+@pytest.mark.parametrize("dtype, half", [(torch.float16, 4e4), (torch.bfloat16, 2e38), (torch.float32, 2e38)], ids=str)
+def test_a_sum_that_overflows_does_not_count(dtype, half):
+    """Each gradient is finite, and so are the losses: what the master would hold is not."""
+    small, large = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1.0, half, 3.0])
+    model = Steep(dtype)
+    with started(model, [large, small, large, small, small], Shape(), "fork", on_nonfinite="skip_batch") as manager:
+        assert manager.step().status == "ok"
+        assert manager.step().status == "ok"
+        before = model.weight.grad.clone()
+        result = manager.step()  # The second large one is left out, and nothing of it is in the sum.
+        assert (result.status, result.skipped) == ("ok", 1)
+        assert torch.equal(model.weight.grad, before + small.to(dtype))
+    model = Steep(dtype)
+    with started(model, [large, large, small], Shape(), "fork") as manager:
+        manager.step().raise_for_status()
+        before = model.weight.grad.clone()
+        with pytest.raises(accelmgr.StepError, match=r"'weight' is finite in each rank, but not its sum with the steps"):
+            manager.step().raise_for_status()
+        assert torch.equal(model.weight.grad, before)
+        manager.zero_grad()
+        assert manager.step().status == "ok"  # Alone it is finite.
+
+
+def test_a_sum_over_ranks_that_overflows_does_not_count():
+    large = torch.tensor([2e38, -2e38, 1.0])
+    model = Steep(torch.float32)
+    elements = [large, large, large, -large]
+    with started(model, elements, Shape(runners=2), "fork", loss_scaling="sum", on_nonfinite="skip_batch") as manager:
+        result = manager.step()
+        assert (result.status, result.skipped) == ("ok", 1)
+        assert torch.equal(model.weight.grad, torch.zeros(3))
+    model = Steep(torch.float32)
+    with started(model, elements, Shape(runners=2), "fork", loss_scaling="sum", on_nonfinite="keep") as manager:
+        result = manager.step()
+        assert result.counted and result.nonfinite
+        assert torch.equal(model.weight.grad, torch.tensor([torch.inf, -torch.inf, 2.0]))

@@ -70,9 +70,9 @@ class Sink : public base::Waiter {
   virtual void capture(std::size_t index, const void* gradient) = 0;
 
   // Beside capture(), for a device that copies gradients itself: it registers slab() once, writes the whole
-  // gradient of the attempt (the sum over its micro-batches) to place_of(), tells when it is there, and names
-  // those with Inf or NaN: they are looked at where they are, and not again here. A parameter is given either
-  // way in an attempt, not both ways.
+  // gradient of the attempt (the sum over its micro-batches) to place_of(), tells when it is there, and how
+  // large it is: it is looked at where it is, and not again here. A parameter is given either way in an
+  // attempt, not both ways.
 
   /// The memory in which all places lie. Empty if gradients can only be captured.
   virtual std::span<std::byte> slab() { return {}; }
@@ -81,8 +81,9 @@ class Sink : public base::Waiter {
   virtual std::byte* place_of(std::size_t) { return nullptr; }
   /// The gradients of these parameters are in their places.
   virtual void arrived(std::span<const std::size_t>) {}
-  /// The gradient of parameter `index`, which arrives or has arrived, has Inf or NaN.
-  virtual void nonfinite(std::size_t) {}
+  /// The largest magnitude of the gradient of parameter `index`, which arrives or has arrived: Inf or NaN if
+  /// a value of it is. Not called for one without elements.
+  virtual void magnitude(std::size_t, double) {}
 
   /// Whether parameter `index` may have a gradient in this attempt: it was not frozen at the start, or was
   /// unfrozen since. All ranks of an attempt have the same answer.

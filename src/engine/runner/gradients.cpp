@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "accelmgr/errors.hpp"
@@ -26,16 +27,18 @@ std::size_t non_temporal_from(const session::Header& header) {
 void Gradients::begin(std::uint64_t attempt) {
   attempt_ = attempt;
   nonfinite_.clear();
+  range_ = {};
 }
 
 void Gradients::capture(std::size_t index, const void* gradient) {
   const auto& entry = trained(index);
   auto* place = runner_.slab() + entry.slab;
   const auto& kernels = session::best_kernels();
-  keep(index, runner_.tags()[index].load(std::memory_order_relaxed) == attempt_
+  note(index, runner_.tags()[index].load(std::memory_order_relaxed) == attempt_
                   ? kernels.capture_add(place, gradient, entry.elements(), entry.types)
                   : kernels.capture_copy(place, gradient, entry.elements(), entry.types,
                                          non_temporal_from(runner_.session().header())));
+  keep(index);
 }
 
 void Gradients::arrived(std::span<const std::size_t> indices) {
@@ -43,18 +46,19 @@ void Gradients::arrived(std::span<const std::size_t> indices) {
     const auto& entry = trained(index);
     if (runner_.tags()[index].load(std::memory_order_relaxed) == attempt_)
       throw ModelError(fmt::format("the gradient of '{}' was handed over twice by a device", entry.name));
-    keep(index, true);
+    keep(index);
   }
 }
 
-void Gradients::keep(std::size_t index, bool finite) {
+void Gradients::keep(std::size_t index) {
   base::fault_point(base::FaultPhase::gradient_capture);
   runner_.tags()[index].store(attempt_, std::memory_order_relaxed);
-  if (!finite) note_nonfinite(index);
 }
 
-void Gradients::note_nonfinite(std::size_t index) {
-  trained(index);
+void Gradients::note(std::size_t index, double magnitude) {
+  const auto range = session::range_of(magnitude, trained(index).types);
+  range_ = {std::max(range_.sum, range.sum), std::max(range_.master, range.master)};
+  if (std::isfinite(magnitude)) return;
   if (std::ranges::find(nonfinite_, index) == nonfinite_.end()) nonfinite_.push_back(index);
 }
 
@@ -75,10 +79,9 @@ void Gradients::shard(const session::Bytes& shard, const std::byte* sums) {
     const auto* values = sums + (begin - shard.first);
     auto* to = runner_.slab() + entry.slab + (begin - place) / each * session::bytes_of(entry.types.slab);
     const auto count = (end - begin) / each;
-    const bool finite = values == to ? kernels.finite(values, count, entry.types.slab)
-                                     : kernels.capture_copy(to, values, count, entry.types,
-                                                            non_temporal_from(runner_.session().header()));
-    if (!finite) note_nonfinite(i);
+    note(i, values == to ? kernels.largest(values, count, entry.types.slab)
+                         : kernels.capture_copy(to, values, count, entry.types,
+                                                non_temporal_from(runner_.session().header())));
     held.push_back(i);
   }
   base::fault_point(base::FaultPhase::gradient_capture);

@@ -32,8 +32,8 @@ class Gradients {
   /// Counts gradients that lie in their places as captured. Throws ModelError when there is no such
   /// parameter, or when the attempt has a gradient of it already.
   void arrived(std::span<const std::size_t> indices);
-  /// The gradient of parameter `index` is not finite.
-  void note_nonfinite(std::size_t index);
+  /// The largest magnitude of the gradient of parameter `index`; infinite or NaN if a value of it is.
+  void note(std::size_t index, double magnitude);
   /// Takes a shard of the sum over a team, which may lie in its place already. Counts what it has a part of
   /// as captured.
   void shard(const session::Bytes& shard, const std::byte* sums);
@@ -41,19 +41,22 @@ class Gradients {
   bool is_trained(std::size_t index) const noexcept;
   /// Names of the parameters whose gradient was not finite in this attempt, in order of arrival.
   std::vector<std::string> nonfinite() const;
+  /// Of all gradients of this attempt.
+  session::SumRange range() const noexcept { return range_; }
 
  private:
   const session::TensorEntry& entry_of(std::size_t index) const;
   /// The same. Throws ModelError if the parameter is frozen, too.
   const session::TensorEntry& trained(std::size_t index) const;
   /// Tags the parameter with the attempt.
-  void keep(std::size_t index, bool finite);
+  void keep(std::size_t index);
 
   session::RunnerView runner_;
   const std::vector<session::TensorEntry>& entries_;
   session::ShardPlan plan_;
   std::uint64_t attempt_ = 0;
   std::vector<std::size_t> nonfinite_;
+  session::SumRange range_{};
 };
 
 }  // namespace accelmgr::runner

@@ -379,28 +379,50 @@ void Runner::compute() {
   collect();
   parameter_version_ = ballot_.parameter_version;
   ballot_.compute_ns = static_cast<std::uint64_t>(base::now_ns() - begin) - ballot_.data_ns;
+  ballot_.range = gradients_.range();
   check_finite();
 }
 
 void Runner::check_finite() {
-  const auto& request = session_.control().request;
+  const auto loss_scale = session_.control().request.loss_scale;
   const auto names = gradients_.nonfinite();
   const bool good_weight = std::isfinite(ballot_.weight) && ballot_.weight >= 0;
   const bool finite_loss = std::isfinite(ballot_.loss) && good_weight;
   if (names.empty() && finite_loss) return;
-  const bool overflow = finite_loss && request.refuse_overflow != 0;
-  ballot_.nonfinite = 1;
-  if (!overflow && request.refuse_nonfinite == 0) return;
   if (!good_weight)
-    throw AttemptRefused{Reason::nonfinite,
-                         fmt::format("'{}' of the model's outputs adds up to {}, by which loss_scaling "
-                                     "sum_over({}) cannot divide",
-                                     config_.loss_scaling.field, ballot_.weight, config_.loss_scaling.field)};
-  const auto scale = request.loss_scale == 1 ? "" : fmt::format(", loss scale {}", request.loss_scale);
-  throw AttemptRefused{overflow ? Reason::overflow : Reason::nonfinite,
-                       names.empty() ? fmt::format("the loss is {}", ballot_.loss)
-                                     : fmt::format("the gradient of {} is not finite (loss {}{})",
-                                                   listed(names), ballot_.loss, scale)};
+    return found_nonfinite(
+        false, fmt::format("'{}' of the model's outputs adds up to {}, by which "
+                           "loss_scaling sum_over({}) cannot divide",
+                           config_.loss_scaling.field, ballot_.weight, config_.loss_scaling.field));
+  const auto scale = loss_scale == 1 ? "" : fmt::format(", loss scale {}", loss_scale);
+  found_nonfinite(finite_loss, names.empty() ? fmt::format("the loss is {}", ballot_.loss)
+                                             : fmt::format("the gradient of {} is not finite (loss {}{})",
+                                                           listed(names), ballot_.loss, scale));
+}
+
+// The last voter sees all ballots and slabs, which do not change any more. Gradients that are finite in each
+// slab may not be so in their sum, or in the sum of several steps.
+void Runner::check_sums() {
+  const auto& request = session_.control().request;
+  if (request.skip != 0 || session::tally(session_, request).nonfinite ||
+      session::sums_fit(session_, request))
+    return;
+  std::vector<std::string> names;
+  for (const auto tensor : reduction_.nonfinite_sums(attempt_))
+    names.push_back(manifest_.tensors[tensor].name);
+  if (names.empty()) return;
+  found_nonfinite(true, fmt::format("the gradient of {} is finite in each rank, but not its sum{}",
+                                    listed(names), request.accumulate != 0 ? " with the steps before" : ""));
+  record_.ballot.nonfinite = 1;
+}
+
+// `scaled`: the loss scale may be the cause. Throws unless the policy is `keep`.
+void Runner::found_nonfinite(bool scaled, const std::string& what) {
+  const auto& request = session_.control().request;
+  const bool overflow = scaled && request.refuse_overflow != 0;
+  ballot_.nonfinite = 1;
+  if (overflow || request.refuse_nonfinite != 0)
+    throw AttemptRefused{overflow ? Reason::overflow : Reason::nonfinite, what};
 }
 
 void Runner::collect() {
@@ -471,7 +493,10 @@ void Runner::vote() {
       "attempt {}: votes, with loss {} of {} samples, {:.3f} ms of computing, {:.3f} ms of waiting for data",
       attempt_, ballot_.loss, ballot_.samples, double(ballot_.compute_ns) / 1e6,
       double(ballot_.data_ns) / 1e6);
-  session::cast_vote(view_, attempt_);
+  if (session::cast_vote(view_, attempt_, /*may_commit=*/false) == session::Vote::would_commit) {
+    check_sums();
+    session::cast_vote(view_, attempt_);
+  }
   base::fault_point(FaultPhase::voted);
 }
 

@@ -41,8 +41,8 @@ class Runner final : private replica::Sink {
   std::span<std::byte> slab() override { return gradients_.slab(); }
   std::byte* place_of(std::size_t index) override { return gradients_.place_of(index); }
   void arrived(std::span<const std::size_t> indices) override { gradients_.arrived(indices); }
-  void nonfinite(std::size_t index) override {
-    if (ballot_.team == 0) gradients_.note_nonfinite(index);  // A team looks at its sum.
+  void magnitude(std::size_t index, double largest) override {
+    if (ballot_.team == 0) gradients_.note(index, largest);  // A team looks at its sum.
   }
   bool is_trained(std::size_t index) override { return gradients_.is_trained(index); }
   bool is_stale(std::size_t index) override { return frozen_are_stale_ || gradients_.is_trained(index); }
@@ -63,6 +63,8 @@ class Runner final : private replica::Sink {
   void micro_batch(Batches::Filled filled);
   void collect();
   void check_finite();
+  void check_sums();
+  void found_nonfinite(bool scaled, const std::string& what);
   std::optional<Batches::Filled> next_batch();
   void vote();
   bool refuse();

@@ -33,9 +33,9 @@ std::uint64_t open_attempt(const HostView& host, const Request& request) noexcep
   return attempt;
 }
 
-Vote cast_vote(const RunnerView& runner, std::uint64_t attempt) noexcept {
+Vote cast_vote(const RunnerView& runner, std::uint64_t attempt, bool may_commit) noexcept {
   const RankMask participants = runner.session().control().request.participants;
-  const auto outcome = vote(shared(runner).word, attempt, runner.rank(), participants);
+  const auto outcome = vote(shared(runner).word, attempt, runner.rank(), participants, may_commit);
   if (outcome == Vote::committed) ipc::advance(shared(runner).votes);
   return outcome;
 }
@@ -89,8 +89,22 @@ Tally tally(const Session& session, const Request& request) noexcept {
     total.elements += ballot.elements;
     total.micro_batches += ballot.micro_batches;
     total.nonfinite = total.nonfinite || ballot.nonfinite != 0;
+    total.range.sum += ballot.range.sum;
+    total.range.master += ballot.range.master;
   }
   return total;
+}
+
+double gradient_range_after(const Session& session, const Request& request, const Tally& tally) noexcept {
+  const auto before = session.counters(session.word().index).gradient_range;
+  const auto added = tally.range.master * mean_scale(request, tally) / request.loss_scale;
+  return request.skip != 0 ? before : request.accumulate != 0 ? before + added : added;
+}
+
+bool sums_fit(const Session& session, const Request& request) noexcept {
+  constexpr double whole = 0.99;  // What rounding adds is less than the rest.
+  const auto total = tally(session, request);
+  return total.range.sum < whole && gradient_range_after(session, request, total) < whole;
 }
 
 }  // namespace accelmgr::session

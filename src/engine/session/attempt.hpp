@@ -14,9 +14,9 @@ namespace accelmgr::session {
 /// the next attempt and wakes the runners. Returns its number, or 0 if the step word is not closed.
 std::uint64_t open_attempt(const HostView& host, const Request& request) noexcept;
 
-/// Runner: sets its bit in the step word. The last vote wakes the other participants. The runner must have
-/// written its ballot and its state copy before.
-Vote cast_vote(const RunnerView& runner, std::uint64_t attempt) noexcept;
+/// Runner: sets its bit in the step word. The last vote wakes the other participants; with `may_commit` false
+/// it is not cast. The runner must have written its ballot and its state copy before.
+Vote cast_vote(const RunnerView& runner, std::uint64_t attempt, bool may_commit = true) noexcept;
 
 /// Any process: aborts the attempt unless it is committed, and wakes all processes. True if this call aborted
 /// it. Async-signal-safe.
@@ -42,6 +42,7 @@ struct Tally {
   std::uint64_t elements = 0;
   std::uint64_t micro_batches = 0;
   bool nonfinite = false;
+  SumRange range{};
 };
 
 /// Added in order of rank.
@@ -64,6 +65,13 @@ inline double mean_scale(const Request& request, const Tally& tally) {
   return tally.micro_batches == 0 || tally.micro_batches == full ? 1.0
                                                                  : double(full) / double(tally.micro_batches);
 }
+
+/// A bound for Counters::gradient_range when the attempt is committed.
+double gradient_range_after(const Session& session, const Request& request, const Tally& tally) noexcept;
+
+/// Whether no sum of finite gradients can leave the range of its type, whichever elements of the slabs meet.
+/// False: it may (Reduction::nonfinite_sums() looks). All must have voted, or be about to.
+bool sums_fit(const Session& session, const Request& request) noexcept;
 
 /// How far the reduction of a rank's slice has come. `chunk` counts from the slice's beginning, or is
 /// cursor_finished. `in_flight`: the undo image holds this chunk, and its gradients may be half reduced.

@@ -7,7 +7,9 @@
 // returns.
 #pragma once
 
+#include <cmath>
 #include <cstddef>
+#include <limits>
 #include <span>
 
 #include "base/simd/variants.hpp"
@@ -29,6 +31,19 @@ struct ElementTypes {
   Element gradient = Element::f32;  ///< As the replica gives it: the slab's, or with a bf16 slab f32 or f64.
   bool operator==(const ElementTypes&) const = default;
 };
+
+constexpr double largest_finite(Element e) noexcept {
+  constexpr double largest[]{std::numeric_limits<float>::max(), std::numeric_limits<double>::max(),
+                             0x1.fep127, 65504};
+  return largest[static_cast<std::size_t>(e)];
+}
+
+/// Of a gradient in a slab, whose largest magnitude is given.
+inline SumRange range_of(double magnitude, ElementTypes types) noexcept {
+  if (!std::isfinite(magnitude)) return {HUGE_VAL, HUGE_VAL};
+  return {magnitude / largest_finite(types.slab == Element::f64 ? Element::f64 : Element::f32),
+          magnitude / largest_finite(types.master)};
+}
 
 class Kernels {
  public:
@@ -52,24 +67,25 @@ class Kernels {
   }
 
   /// slab = gradient. A bfloat16 slab rounds to nearest even (float64 by way of float32). NaN stays NaN. Uses
-  /// non-temporal stores if at least `non_temporal_from` bytes are written. True if every stored value is
-  /// finite; a finite gradient beyond the range of bfloat16 is stored as infinity.
-  bool capture_copy(void* slab, const void* gradient, std::size_t count, ElementTypes types,
-                    std::size_t non_temporal_from = non_temporal_from_bytes) const noexcept {
+  /// non-temporal stores if at least `non_temporal_from` bytes are written. Returns the largest magnitude
+  /// that is stored: infinite or NaN if one is. A finite gradient beyond the range of bfloat16 is stored as
+  /// infinity.
+  double capture_copy(void* slab, const void* gradient, std::size_t count, ElementTypes types,
+                      std::size_t non_temporal_from = non_temporal_from_bytes) const noexcept {
     const bool past_caches = count * bytes_of(types.slab) >= non_temporal_from;
     return capture(slab, gradient, count, types,
                    past_caches ? CaptureMode::copy_non_temporal : CaptureMode::copy);
   }
 
-  /// slab = slab + gradient; a bfloat16 or float16 slab is added in float32 and rounded to nearest even. True
-  /// if every stored value is finite.
-  bool capture_add(void* slab, const void* gradient, std::size_t count, ElementTypes types) const noexcept {
+  /// slab = slab + gradient; a bfloat16 or float16 slab is added in float32 and rounded to nearest even.
+  /// Returns what capture_copy() does.
+  double capture_add(void* slab, const void* gradient, std::size_t count, ElementTypes types) const noexcept {
     return capture(slab, gradient, count, types, CaptureMode::add);
   }
 
-  /// For a gradient that a device copied into the slab. True if every value is finite.
-  bool finite(const void* values, std::size_t count, Element element) const noexcept {
-    return table_->finite[index(element)](values, count);
+  /// For a gradient that a device copied into the slab: its largest magnitude, infinite or NaN if a value is.
+  double largest(const void* values, std::size_t count, Element element) const noexcept {
+    return table_->largest[index(element)](values, count);
   }
 
   /// Copies float32 as bfloat16, rounded as in capture_copy(). Uses non-temporal stores.
@@ -85,8 +101,8 @@ class Kernels {
   static constexpr std::size_t index(Enum value) noexcept {
     return static_cast<std::size_t>(value);
   }
-  bool capture(void* slab, const void* gradient, std::size_t count, ElementTypes types,
-               CaptureMode how) const noexcept {
+  double capture(void* slab, const void* gradient, std::size_t count, ElementTypes types,
+                 CaptureMode how) const noexcept {
     return table_->capture[index(types.gradient)][index(types.slab)](slab, gradient, count, how);
   }
 

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <type_traits>
 
 #include "base/simd/half_precision.hpp"
@@ -20,11 +21,10 @@ namespace {
 using namespace base::simd;
 
 // An element type: as what it is stored, as what it is added, and the way from one to the other.
-template <class T, int mantissa>
+template <class T>
 struct Plain {
   using Stored = T;
   using Sum = T;
-  static constexpr int mantissa_bits = mantissa;
   template <std::size_t lanes>
   ACCELMGR_INLINE static Vector<T, lanes> widen(Vector<T, lanes> v) {
     return v;
@@ -34,12 +34,11 @@ struct Plain {
     return v;
   }
 };
-using f32 = Plain<float, 23>;
-using f64 = Plain<double, 52>;
+using f32 = Plain<float>;
+using f64 = Plain<double>;
 struct bf16 {
   using Stored = std::uint16_t;
   using Sum = float;
-  static constexpr int mantissa_bits = 7;
   template <std::size_t lanes>
   ACCELMGR_INLINE static FloatsOf<lanes> widen(HalvesOf<lanes> v) {
     return widen_bfloat16<lanes>(v);
@@ -52,7 +51,6 @@ struct bf16 {
 struct f16 {
   using Stored = std::uint16_t;
   using Sum = float;
-  static constexpr int mantissa_bits = 10;
   template <std::size_t lanes>
   ACCELMGR_INLINE static FloatsOf<lanes> widen(HalvesOf<lanes> v) {
     static_assert(lanes == float_lanes);
@@ -162,51 +160,55 @@ void reduce(void* master, const void* const* slabs, std::size_t slab_count, std:
 }
 
 template <class T>
-using WordOf = std::conditional_t<sizeof(T) == 2, std::uint16_t,
-                                  std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>>;
+using WordOf = std::conditional_t<sizeof(T) == 2, std::int16_t,
+                                  std::conditional_t<sizeof(T) == 4, std::int32_t, std::int64_t>>;
 
-/// Sets the top bit of a lane if its value is infinite or NaN: adding one to an exponent of all ones carries
-/// into the sign bit.
+/// The largest magnitudes that the lanes have had, as bits without the sign. Those of an infinity are above
+/// all numbers, those of a NaN above an infinity.
 template <class Element, std::size_t lanes>
-ACCELMGR_INLINE Vector<WordOf<StoredOf<Element>>, lanes> carry_of_nonfinite(
-    Vector<StoredOf<Element>, lanes> v) {
-  using Word = WordOf<StoredOf<Element>>;
-  constexpr Word lowest = static_cast<Word>(Word{1} << Element::mantissa_bits);
-  constexpr Word sign = static_cast<Word>(Word{1} << (8 * sizeof(Word) - 1));
-  constexpr Word exponent = static_cast<Word>(sign - lowest);
-  return (reinterpret_cast<Vector<Word, lanes>>(v) & exponent) + lowest;
-}
+class Largest {
+ public:
+  ACCELMGR_INLINE void note(Vector<StoredOf<Element>, lanes> v) {
+    constexpr auto magnitude = std::numeric_limits<Word>::max();
+    const auto bits = reinterpret_cast<Words>(v) & magnitude;
+    largest_ = bits > largest_ ? bits : largest_;
+  }
+  double value() const {
+    Word largest = 0;
+    for (std::size_t lane = 0; lane < lanes; ++lane)
+      largest = largest_[lane] > largest ? largest_[lane] : largest;
+    using Stored = StoredOf<Element>;
+    constexpr std::size_t sums = lanes_of<SumOf<Element>>;
+    Stored stored;
+    std::memcpy(&stored, &largest, sizeof stored);
+    return double(Element::template widen<sums>(Vector<Stored, sums>{} + stored)[0]);
+  }
 
-/// Whether no lane has its top bit set.
-template <class Word, std::size_t lanes>
-ACCELMGR_INLINE bool all_finite(const Vector<Word, lanes>& carries) {
-  bool finite = true;
-  for (std::size_t lane = 0; lane < lanes; ++lane) finite &= carries[lane] >> (8 * sizeof(Word) - 1) == 0;
-  return finite;
-}
+ private:
+  using Word = WordOf<StoredOf<Element>>;
+  using Words = Vector<Word, lanes>;
+  Words largest_{};
+};
 
 template <class Element>
-bool finite(const void* values, std::size_t count) noexcept {
+double largest(const void* values, std::size_t count) noexcept {
   using Stored = StoredOf<Element>;
-  using Word = WordOf<Stored>;
   constexpr std::size_t lanes = lanes_of<Stored>;
   const auto* from = static_cast<const Stored*>(values);
-  Vector<Word, lanes> nonfinite{};
+  Largest<Element, lanes> largest;
   walk<sizeof(Stored), lanes, false>(
       from, count, [&](std::size_t at, auto vectors, auto access) __attribute__((always_inline)) {
         for (std::size_t v = 0; v < vectors; ++v)
-          nonfinite |= carry_of_nonfinite<Element, lanes>(
-              access.template load<Vector<Stored, lanes>>(from + at + v * lanes));
+          largest.note(access.template load<Vector<Stored, lanes>>(from + at + v * lanes));
       });
-  return all_finite<Word, lanes>(nonfinite);
+  return largest.value();
 }
 
 template <class Gradient, class Slab, bool add, bool past_caches>
-bool capture_range(StoredOf<Slab>* slab, const StoredOf<Gradient>* gradient, std::size_t count) noexcept {
+double capture_range(StoredOf<Slab>* slab, const StoredOf<Gradient>* gradient, std::size_t count) noexcept {
   constexpr std::size_t lanes = lanes_of<SumOf<Gradient>>;
   using Stored = Vector<StoredOf<Slab>, lanes>;
-  using Word = WordOf<StoredOf<Slab>>;
-  Vector<Word, lanes> nonfinite{};
+  Largest<Slab, lanes> largest;
   walk<sizeof(StoredOf<Slab>), lanes, past_caches>(
       slab, count, [&](std::size_t at, auto vectors, auto access) __attribute__((always_inline)) {
         for (std::size_t v = 0; v < vectors; ++v) {
@@ -221,15 +223,15 @@ bool capture_range(StoredOf<Slab>* slab, const StoredOf<Gradient>* gradient, std
             if constexpr (add) value = load_sum<Slab, lanes>(to, access) + value;
             stored = Slab::template narrow<lanes>(value);
           }
-          nonfinite |= carry_of_nonfinite<Slab, lanes>(stored);
+          largest.note(stored);
           access.store(to, stored);
         }
       });
-  return all_finite<Word, lanes>(nonfinite);
+  return largest.value();
 }
 
 template <class Gradient, class Slab>
-bool capture(void* slab, const void* gradient, std::size_t count, CaptureMode how) noexcept {
+double capture(void* slab, const void* gradient, std::size_t count, CaptureMode how) noexcept {
   auto* to = static_cast<StoredOf<Slab>*>(slab);
   const auto* from = static_cast<const StoredOf<Gradient>*>(gradient);
   switch (how) {
@@ -240,7 +242,7 @@ bool capture(void* slab, const void* gradient, std::size_t count, CaptureMode ho
     case CaptureMode::add:
       return capture_range<Gradient, Slab, true, false>(to, from, count);
   }
-  return false;
+  return 0;
 }
 
 void save(void* image, const void* chunk, std::size_t bytes) noexcept {
@@ -270,7 +272,7 @@ constexpr KernelTable table = {
                 {nullptr, capture<f64, f64>, capture<f64, bf16>, nullptr},
                 {nullptr, nullptr, capture<bf16, bf16>, nullptr},
                 {nullptr, nullptr, nullptr, capture<f16, f16>}},
-    .finite = {finite<f32>, finite<f64>, finite<bf16>, finite<f16>},
+    .largest = {largest<f32>, largest<f64>, largest<bf16>, largest<f16>},
     .round_to_bf16 = round_to_bf16,
     .save = save,
     .zero_non_temporal = zero_non_temporal,

@@ -13,13 +13,13 @@ enum class CaptureMode { copy, copy_non_temporal, add };
 struct KernelTable {
   using Reduce = void (*)(void* master, const void* const* slabs, std::size_t slab_count, std::size_t count,
                           double scale, SumInto into) noexcept;
-  using GradientCapture = bool (*)(void* slab, const void* gradient, std::size_t count,
-                                   CaptureMode how) noexcept;
+  using GradientCapture = double (*)(void* slab, const void* gradient, std::size_t count,
+                                     CaptureMode how) noexcept;
 
   // By Element: f32, f64, bf16, f16. Null for pairs that do not occur.
   Reduce reduce[4][4];            ///< [master][slab]
   GradientCapture capture[4][4];  ///< [gradient][slab]
-  bool (*finite[4])(const void* values, std::size_t count) noexcept;
+  double (*largest[4])(const void* values, std::size_t count) noexcept;
   void (*round_to_bf16)(void* to, const void* from, std::size_t count) noexcept;
   void (*save)(void* image, const void* chunk, std::size_t bytes) noexcept;
   void (*zero_non_temporal)(void* begin, std::size_t bytes) noexcept;

@@ -33,7 +33,7 @@
 namespace accelmgr::session {
 
 constexpr std::uint64_t magic = 0x52474d4c45434341ull;  // "ACCELMGR"
-constexpr std::uint32_t layout_version = 18;
+constexpr std::uint32_t layout_version = 19;
 constexpr std::size_t region_alignment = 64;
 constexpr std::size_t big_region_alignment = std::size_t{2} << 20;
 constexpr std::size_t chunk_bytes = 4096;      ///< Master gradients are undone in units of this size.
@@ -266,6 +266,12 @@ struct Scalar {
   double sum;
 };
 
+/// The largest magnitude of gradients, as a part of the largest finite number. Infinite if one is not finite.
+struct SumRange {
+  double sum;     ///< Of the type in which slabs are added.
+  double master;  ///< Of the type of the master.
+};
+
 /// The results of a runner in an attempt. It writes them before its vote.
 struct Ballot {
   double loss;    ///< Weighted sum over its micro-batches (see engine/session/attempt.hpp).
@@ -276,6 +282,7 @@ struct Ballot {
   std::uint32_t micro_batches;
   std::uint32_t nonfinite;
   std::uint64_t parameter_version;
+  SumRange range;            ///< Of its slab.
   std::uint64_t compute_ns;  ///< Time of forward, backward and gradient capture.
   std::uint64_t data_ns;     ///< Time of waiting for batches.
   std::uint32_t scalars;
@@ -367,6 +374,9 @@ struct Counters {
   Count elements;      ///< Data cursor: committed attempts consumed the source's first `elements`.
   Count participants;  ///< RankMask of the last committed attempt.
   LossScale loss_scale;
+  /// At most so large are the gradients that steps have written into the master (SumRange::master). What the
+  /// host writes there is not looked at.
+  double gradient_range;
   Count rank_samples[max_ranks];
   Count batches[max_ranks];  ///< Batches of each queue that committed attempts consumed.
   // Of these the last ones, which an attempt may repeat. None after a skip and after a resume.

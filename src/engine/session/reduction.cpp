@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstring>
 #include <utility>
 
@@ -188,18 +189,50 @@ Reduction::OfRanks<void> Reduction::slabs_at(std::uint64_t byte, const Run& run)
   return slabs;
 }
 
+void Reduction::reduce_run(std::byte* to, std::uint64_t first, std::uint64_t end, const Run& run,
+                           double scale, SumInto into) const noexcept {
+  const auto& types = run.extent->types;
+  best_kernels().reduce(to, slabs_at(first, run).span(), (end - first) / bytes_of(types.master), types, into,
+                        scale);
+}
+
 void Reduction::reduce(std::uint64_t first, std::uint64_t last, Runs& runs, double scale,
                        SumInto into) const noexcept {
-  const auto& kernels = best_kernels();
   while (first < last) {
     const auto& run = runs.at(first);
     const auto end = std::min(last, run.end);
-    const auto slabs = slabs_at(first, run);
-    const auto& types = run.extent->types;
-    kernels.reduce(session_->gradients() + first, slabs.span(), (end - first) / bytes_of(types.master), types,
-                   into, scale);
+    reduce_run(session_->gradients() + first, first, end, run, scale, into);
     first = end;
   }
+}
+
+std::vector<std::size_t> Reduction::nonfinite_sums(std::uint64_t attempt) const {
+  const auto all = all_of(attempt);
+  const auto into = all.accumulates ? SumInto::accumulate : SumInto::overwrite;
+  std::vector<std::size_t> tensors;
+  alignas(region_alignment) std::byte sums[chunk_bytes];
+  // From `first` on, one part after the other. False at the first that is not finite.
+  const auto finite = [&](const Extent& extent, Runs& runs) {
+    for (auto first = extent.first; first < extent.end;) {
+      const auto& run = runs.at(first);
+      const auto end = std::min({extent.end, run.end, first + chunk_bytes});
+      const auto bytes = end - first;
+      std::memcpy(sums, session_->gradients() + first, bytes);
+      reduce_run(sums, first, end, run, all.scale, into);
+      const auto& master = extent.types.master;
+      if (!std::isfinite(best_kernels().largest(sums, bytes / bytes_of(master), master))) return false;
+      first = end;
+    }
+    return true;
+  };
+  for_pieces([&](const Piece& piece) {
+    Runs runs(*this, all, piece.first, piece.end);
+    auto extent = std::ranges::lower_bound(extents_, piece.first, {}, &Extent::first);
+    for (; extent != extents_.end() && extent->first < piece.end; ++extent)
+      if (!finite(*extent, runs)) tensors.push_back(extent->tensor);
+  });
+  std::ranges::sort(tensors);
+  return tensors;
 }
 
 void Reduction::publish_counters(const Request& request) const noexcept {
@@ -214,6 +247,7 @@ void Reduction::publish_counters(const Request& request) const noexcept {
   after.elements = before.elements + (repeats ? 0 : total.elements);
   after.last_elements = repeats ? before.last_elements : request.skip != 0 ? 0 : total.elements;
   after.participants = request.participants;
+  after.gradient_range = gradient_range_after(*session_, request, total);
   after.loss_scale = request.skip != 0 || total.nonfinite ? before.loss_scale : request.next_loss_scale;
   for (int rank = 0; rank < session_->ranks(); ++rank) {
     const bool takes_part = (request.participants >> rank & 1) != 0;
@@ -258,22 +292,29 @@ Reduction::Teams Reduction::teams_of(RankMask participants) const noexcept {
   return teams;
 }
 
-Reduction::Slice Reduction::slice_of(int rank, std::uint64_t attempt) const noexcept {
+/// Of all chunks.
+Reduction::Slice Reduction::all_of(std::uint64_t attempt) const noexcept {
   const auto& request = session_->control().request;
   std::uint64_t chunks = 0;
   for_pieces([&](const Piece& piece) { chunks = piece.end_chunk; });
-  const auto part =
-      slice(chunks, position_of(rank, request.participants), __builtin_popcount(request.participants));
   const auto teams = teams_of(request.participants);
   RankMask alone = request.participants;
   for (const auto team : teams.span()) alone &= ~team;
-  return {.rank = rank,
+  return {.rank = 0,
           .attempt = attempt,
           .alone = alone,
           .teams = teams,
-          .chunks = part,
+          .chunks = {0, chunks},
           .scale = mean_scale(request, tally(*session_, request)) / request.loss_scale,
           .accumulates = request.accumulate != 0};
+}
+
+Reduction::Slice Reduction::slice_of(int rank, std::uint64_t attempt) const noexcept {
+  const RankMask participants = session_->control().request.participants;
+  auto mine = all_of(attempt);
+  mine.rank = rank;
+  mine.chunks = slice(mine.chunks.end, position_of(rank, participants), __builtin_popcount(participants));
+  return mine;
 }
 
 Reduction::Part Reduction::part_of(const Slice& slice, int index, int parts) const noexcept {

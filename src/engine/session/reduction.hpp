@@ -53,6 +53,10 @@ class Reduction {
   /// memory.
   void finish_slice(int rank, std::uint64_t attempt, base::Helpers* helpers = nullptr) const noexcept;
 
+  /// The tensors whose gradients are finite in all slabs, and would not be in the master if `attempt` were
+  /// committed. Its participants must have written their slabs and ballots. Passes over all of them.
+  std::vector<std::size_t> nonfinite_sums(std::uint64_t attempt) const;
+
  private:
   /// Teams among the participants whose slabs hold shards.
   struct Teams {
@@ -114,8 +118,12 @@ class Reduction {
   template <class Body>
   void for_pieces(Body&& body) const noexcept;
   Teams teams_of(RankMask participants) const noexcept;
+  Slice all_of(std::uint64_t attempt) const noexcept;
   Slice slice_of(int rank, std::uint64_t attempt) const noexcept;
   OfRanks<void> slabs_at(std::uint64_t byte, const Run& run) const noexcept;
+  /// The bytes [first, end) of a run.
+  void reduce_run(std::byte* to, std::uint64_t first, std::uint64_t end, const Run& run, double scale,
+                  SumInto into) const noexcept;
   void reduce(std::uint64_t first, std::uint64_t last, Runs& runs, double scale, SumInto into) const noexcept;
   Part part_of(const Slice& slice, int index, int parts) const noexcept;
   void finish_part(const Slice& slice, const Part& part) const noexcept;

@@ -20,12 +20,14 @@ std::uint64_t open(std::atomic<std::uint64_t>& word) noexcept {
   return word.compare_exchange_strong(seen, encode(next)) ? next.attempt : 0;
 }
 
-Vote vote(std::atomic<std::uint64_t>& word, std::uint64_t attempt, int rank, RankMask participants) noexcept {
+Vote vote(std::atomic<std::uint64_t>& word, std::uint64_t attempt, int rank, RankMask participants,
+          bool may_commit) noexcept {
   std::uint64_t seen = word.load();
   for (;;) {
     StepWord w = decode(seen);
     if (w.attempt != attempt || !w.computing(participants)) return Vote::over;
     w.mask |= RankMask{1} << rank;
+    if (w.mask == participants && !may_commit) return Vote::would_commit;
     if (word.compare_exchange_weak(seen, encode(w)))
       return w.mask == participants ? Vote::committed : Vote::counted;
   }

@@ -60,14 +60,16 @@ constexpr StepWord decode(std::uint64_t bits) noexcept {
 constexpr std::uint64_t initial_step_word = encode(StepWord{});
 
 enum class Vote {
-  counted,    ///< The bit is set; others are missing.
-  committed,  ///< The bit is set, and it was the last.
-  over,       ///< The attempt was aborted or is no longer the current one; nothing was changed.
+  would_commit,  ///< It would be the last, which the caller did not want. Nothing was changed.
+  counted,       ///< The bit is set; others are missing.
+  committed,     ///< The bit is set, and it was the last.
+  over,          ///< The attempt was aborted or is no longer the current one; nothing was changed.
 };
 
 /// Opens the next attempt; returns its number, or 0 when the word is not closed.
 std::uint64_t open(std::atomic<std::uint64_t>& word) noexcept;
-Vote vote(std::atomic<std::uint64_t>& word, std::uint64_t attempt, int rank, RankMask participants) noexcept;
+Vote vote(std::atomic<std::uint64_t>& word, std::uint64_t attempt, int rank, RankMask participants,
+          bool may_commit = true) noexcept;
 /// True when this call set the abort bit; false when the attempt is committed, aborted or over already.
 bool abort(std::atomic<std::uint64_t>& word, std::uint64_t attempt, std::uint32_t author,
            RankMask participants) noexcept;

@@ -257,9 +257,9 @@ void CudaReplica::queue_numbers() {
 }
 
 /// Behind the loss and the scalars come the magnitudes.
-void CudaReplica::name_nonfinite(const double* magnitude) {
+void CudaReplica::tell_magnitudes(const double* magnitude) {
   for (std::size_t i = 0; i < gradients_.size(); ++i)
-    if (gradients_[i].defined() && !std::isfinite(*magnitude++)) sink_->nonfinite(i);
+    if (gradients_[i].defined()) sink_->magnitude(i, *magnitude++);
 }
 
 replica::Totals CudaReplica::collect() {
@@ -274,7 +274,7 @@ replica::Totals CudaReplica::collect() {
     if (!gradient_copies_->finish()) return {};
     const auto* numbers = reinterpret_cast<const double*>(numbers_read_.data());
     const auto count = numbers_.tensors().size();
-    name_nonfinite(numbers + count);
+    tell_magnitudes(numbers + count);
     hooks_->begin();
     gradients_.assign(gradients_.size(), {});
     if (count == 0) return {};

@@ -75,7 +75,7 @@ class CudaReplica final : public replica::Replica {
   void complete(std::size_t index, const at::Tensor& parameter);
   void bring_parameters();
   void queue_numbers();
-  void name_nonfinite(const double* magnitude);
+  void tell_magnitudes(const double* magnitude);
   void await_buffers();
   at::Tensor on_device_as(const at::Tensor& tensor, const session::BufferEntry& entry) const;
 

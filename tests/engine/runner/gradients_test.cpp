@@ -109,9 +109,10 @@ TEST_F(GradientsTest, WhatArrivesIsFiniteUnlessTheDeviceSaysOtherwise) {
   std::memcpy(gradients.place_of(1), broken.data(), second * sizeof(float));
   arrived({1, 0});
   EXPECT_EQ(gradients.nonfinite(), std::vector<std::string>{});
-  gradients.note_nonfinite(0);
+  gradients.note(0, std::numeric_limits<double>::infinity());
   EXPECT_EQ(gradients.nonfinite(), std::vector<std::string>{"first"});
-  EXPECT_THROW(gradients.note_nonfinite(2), ModelError) << "there is no such parameter";
+  EXPECT_THROW(gradients.note(2, std::numeric_limits<double>::infinity()), ModelError)
+      << "there is no such parameter";
 }
 
 TEST_F(GradientsTest, AGradientArrivesOnceInAnAttempt) {

@@ -2,9 +2,14 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <random>
 #include <tuple>
+#include <vector>
 
+#include "engine/session/kernels.hpp"
 #include "reduction_reference.hpp"
 
 namespace accelmgr::session {
@@ -184,6 +189,54 @@ TEST_P(ReductionTest, DividesByTheWeightsOfAllRanksWhoeverFinishes) {
   for (int rank = 0; rank < ranks(); ++rank) (rank == 0 ? reduction_ : other).finish_slice(rank, attempt);
   EXPECT_TRUE(close_if_over(session(), attempt));
   EXPECT_EQ(master(), expected(before, true, 1 / total));
+}
+
+// Large numbers meet in some elements, of either sign, in one slab or several.
+TEST_P(ReductionTest, ForeseesWhichSumsAreNotFinite) {
+  std::mt19937 random(5);
+  const auto below = [&](std::size_t n) {
+    return std::uniform_int_distribution<std::size_t>(0, n - 1)(random);
+  };
+  std::size_t lost = 0, kept = 0;
+  for (int round = 0; round < 60; ++round) {
+    const auto& tensor = tensors()[below(tensors().size())];
+    if (!tensor.has_room() || tensor.group == Group::frozen) continue;
+    const auto limit = largest_finite(tensor.types.slab);
+    for (int rank = 0; rank < ranks(); ++rank)
+      in_slab(session(), rank, tensor)
+          .set(below(3), limit * std::uniform_real_distribution(-1.0, 1.0)(random));
+    Request request{.participants = all_ranks(ranks()),
+                    .accumulate = round % 3 != 0,
+                    .shares = even_shares(1),
+                    .batch_size = 4,
+                    .parameter_version = 0};
+    const auto attempt = commit(request);
+    for (int rank = 0; rank < ranks(); ++rank) {
+      auto& range = session().record(rank).ballot.range;
+      range = {};
+      for (const auto& t : tensors()) {
+        if (!t.has_room()) continue;
+        const auto largest =
+            best_kernels().largest(session().slab(rank) + t.slab, t.elements(), t.types.slab);
+        const auto one = range_of(largest, t.types);
+        range = {std::max(range.sum, one.sum), std::max(range.master, one.master)};
+      }
+    }
+    const bool fit = sums_fit(session(), session().control().request);
+    const auto foreseen = reduction_.nonfinite_sums(attempt);
+    finish_all(attempt);
+    std::vector<std::size_t> found;
+    const auto now = master();
+    for (std::size_t t = 0; t < now.size(); ++t)
+      if (!std::ranges::all_of(now[t], [](double number) { return std::isfinite(number); }))
+        found.push_back(t);
+    EXPECT_EQ(foreseen, found);
+    EXPECT_TRUE(found.empty() || !fit);
+    ++(found.empty() ? kept : lost);
+    if (!found.empty()) fill(3);
+  }
+  EXPECT_GT(kept, 0u);
+  EXPECT_GT(lost, 0u);
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, ReductionTest,

@@ -138,9 +138,9 @@ replica::Totals FakeDeviceReplica::collect() {
   if (failure_) std::rethrow_exception(failure_);
   for (std::size_t i = 0; i < sums_.size(); ++i) {
     const auto& entry = manifest_->tensors[i];
-    if (summed_[i] != 0 &&
-        !session::best_kernels().finite(sums_[i].get(), entry.elements(), entry.types.gradient))
-      sink_->nonfinite(i);
+    if (summed_[i] != 0)
+      sink_->magnitude(
+          i, session::best_kernels().largest(sums_[i].get(), entry.elements(), entry.types.gradient));
   }
   // In a session all memory can be registered.
   if (!sink_->slab().empty() && fake_->unregistered_copies() > 0)

@@ -306,7 +306,7 @@ class CudaReplica(DeviceReplica):
                 raise ModelError(f"the model wrote to its parameter '{name}'; parameters are the host's to change")
 
     def _read(self) -> None:
-        """Waits for the device, reads losses, scalars and buffers, and names gradients that are not finite. Raises
+        """Waits for the device, reads losses, scalars and buffers, and tells the largest magnitudes of gradients. Raises
         Abandoned if the attempt is over."""
         self._buffers.check_alike()
         indices, magnitudes = self._hooks.magnitudes()
@@ -317,11 +317,9 @@ class CudaReplica(DeviceReplica):
         if not self._transport.finish():
             raise Abandoned
         read = tensor_in(memory, 0, numbers).clone()
-        finite = read[len(read) - len(indices) :].isfinite().tolist()
         assert self._sink is not None
-        for index, is_finite in zip(indices, finite, strict=True):
-            if not is_finite:
-                self._sink.nonfinite(index)
+        for index, magnitude in zip(indices, read[len(read) - len(indices) :].tolist(), strict=True):
+            self._sink.magnitude(index, magnitude)
         self._put_numbers(iter(read))
         for buffer, tensor, offset in zip(self._session_buffers, tensors[1:], offsets[1:], strict=True):
             buffer.copy_(tensor_in(memory, offset, tensor))
