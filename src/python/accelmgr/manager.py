@@ -473,6 +473,8 @@ class Manager(Driver):
                     self._following.begin()
 
     def _begins_again(self, result: _native.StepResult) -> bool:
+        if self._method == "fork" and result.status == "timeout":
+            start_methods.say_what_forks_lack()
         if self._method != "fork" or result.counted or not self._handle.fork_server_ended:
             return False
         if result.status != "runner_lost" or not self._handle.replaces_runners:

@@ -198,8 +198,8 @@ class Buffers:
         without room yet. Returns warnings of tensors that are left where they are."""
         if self._began or self._tell is None:
             return []
-        left = self._before.left({place.name for place in self.places}) if self._before is not None else {}
-        self._before = None
+        before, self._before = self._before, None
+        left = before.left({place.name for place in self.places}) if before is not None else {}
         large = {name: tensor for name, tensor in left.items() if tensor.nbytes > LARGEST_BYTES}
         if kept := {name: form_of(tensor) for name, tensor in left.items() if name not in large}:
             name = next(iter(kept))
@@ -212,7 +212,15 @@ class Buffers:
         }
         if kept:
             self._refuse(f"the model made {_text_of(found[next(iter(kept))])} of its buffer '{next(iter(kept))}'", kept)
-        return [
+        warnings = []
+        if before is not None and (names := before.left_in_python()):
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            warnings.append(
+                f"forward() has changed '{names[0]}'{more} of the model, which stays in the runner and is lost with "
+                "it: only tensors come back. Return what the loop reads as an output, make a buffer of what forward() "
+                "counts, or read and reset it with manager.call()"
+            )
+        return warnings + [
             f"attribute '{name}' of the model, {_text_of(tensor)}, is too large to be kept: the host does not get what "
             "forward() assigns, and a runner that takes the place of another begins without it. If the model reads it "
             "in the next step, register it as a buffer"

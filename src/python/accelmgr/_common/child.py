@@ -13,6 +13,7 @@ import sys
 import threading
 
 from accelmgr import _native
+from accelmgr._common import thread_pools
 from accelmgr._common.memfd import FORKED_OBJECTS
 from accelmgr.errors import ConfigError, DataError, Error, ModelError
 
@@ -46,6 +47,7 @@ def begin_forked() -> None:
     if (util := sys.modules.get("multiprocessing.util")) is not None:  # As in a process of multiprocessing.
         util._finalizer_registry.clear()
         util._run_after_forkers()  # Proxies, for instance, must not share a connection.
+    thread_pools.renew()
     if not _is_ours:
         _leave_host()
         thread = threading.Thread(target=_take_locks)  # This one must not have computed when it forks runners.

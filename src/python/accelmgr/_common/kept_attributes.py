@@ -9,6 +9,7 @@ from batch to batch. That is no error: the attribute is as if it were not kept u
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Iterator
 from typing import Any, TypeGuard
 
@@ -121,16 +122,39 @@ def same(one: Any, other: Any) -> bool:
     return one is other or (type(one) is type(other) and isinstance(one, (bool, int, float, str)) and one == other)
 
 
+_OF_ANY_MODULE = frozenset(vars(torch.nn.Module()))
+
+
+def _shape_of(value: Any) -> Any:
+    """What tells whether a number, a text or a container has changed; None for anything else."""
+    if isinstance(value, (bool, int, float, str)):
+        return value
+    return len(value) if isinstance(value, (list, dict, set, collections.deque)) else None
+
+
 class Before:
     """The attributes of the modules of a model before the first micro-batch."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model
         self._modules = [(prefix, module, dict(vars(module))) for prefix, module in model.named_modules()]
+        self._shapes = [
+            {name: _shape_of(value) for name, value in attributes.items() if name not in _OF_ANY_MODULE}
+            for _, _, attributes in self._modules
+        ]
         self._versions = [
             {name: [one._version for one in _tensors_of(value)] for name, value in attributes.items()}
             for _, _, attributes in self._modules
         ]
+
+    def left_in_python(self) -> list[str]:
+        """Numbers, texts and containers that forward() has changed since: none of them is kept."""
+        found = []
+        for (prefix, module, _), before in zip(self._modules, self._shapes, strict=True):
+            for key, value in vars(module).items():
+                if key not in _OF_ANY_MODULE and (now := _shape_of(value)) is not None and now != before.get(key):
+                    found.append(f"{prefix}.{key}" if prefix else key)
+        return found
 
     def left(self, places: set[str]) -> dict[str, torch.Tensor]:
         """Tensors that forward() has assigned or written to attributes since. places: what is kept already."""

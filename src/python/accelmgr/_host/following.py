@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from typing import Any
 
@@ -21,6 +22,8 @@ SHARE_OF_STEP = 0.01
 """Looking for changes takes at most this share of a step, or a warning says so."""
 LEAST_S = 5e-4
 """A look that is shorter is not worth a warning."""
+OF_TESTS = frozenset({b"PYTEST_CURRENT_TEST"})
+"""Variables that change by themselves, and change no number."""
 LOOKS = 20
 """After so many looks, or new beginnings in a row, is it judged what they cost."""
 
@@ -56,6 +59,7 @@ class Following:
     def begin(self) -> None:
         """Processes begin that know the present state."""
         self._settings = torch_settings.current()
+        self._environment = dict(os.environb)
         if self._record is not None:
             self._record.clear()
         self._watch = Watch(self._model, self._others, self._kept)
@@ -83,6 +87,10 @@ class Following:
             if self._forks and (names := sorted(set(new) - {*torch_settings.OF_RUNNER, *torch_settings.OF_WORDS})):
                 found.others.append(f"torch's setting '{names[0]}'")  # The process that reads the data has it, too.
             self._settings = settings
+        if self._forks and (environment := dict(os.environb)) != self._environment:
+            variables = {name for name, _ in environment.items() ^ self._environment.items()} - OF_TESTS
+            found.others += [f"the environment variable '{os.fsdecode(name)}'" for name in sorted(variables)]
+            self._environment = environment
         if changes and not found.others and self._record is not None:
             self._record.publish(changes)
         self._judge(begin, time.perf_counter(), found.others)

@@ -4,12 +4,16 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import sys
+import threading
 
 import torch
 
 from accelmgr.errors import ConfigError
+
+logger = logging.getLogger("accelmgr")
 
 START_METHODS = ("auto", "fork", "forkserver", "spawn")
 UNFORKABLE_DEVICES = ("xla", "accelerator")
@@ -33,6 +37,17 @@ def other_threads() -> list[str]:
         except OSError:  # The thread has ended.
             continue
     return sorted(names)
+
+
+def say_what_forks_lack() -> None:
+    """Warns of threads for which a fork may wait."""
+    known = (threading.main_thread(), threading.current_thread())
+    if names := [thread.name for thread in threading.enumerate() if thread not in known]:
+        logger.warning(
+            "runners, and the process that reads the data, are forks of this process and have none of its other "
+            "threads (%s): what waits there for one of them waits for ever. Let the model or the dataset start its own",
+            ", ".join(names),
+        )
 
 
 CUDA_ERROR_NOT_INITIALIZED = 3

@@ -306,8 +306,10 @@ class CudaReplica(DeviceReplica):
                 raise ModelError(f"the model wrote to its parameter '{name}'; parameters are the host's to change")
 
     def _read(self) -> None:
-        """Waits for the device, reads losses, scalars and buffers, and tells the largest magnitudes of gradients. Raises
-        Abandoned if the attempt is over."""
+        """Waits for the device, reads losses, scalars and buffers, and tells how large gradients are.
+
+        Raises Abandoned if the attempt is over.
+        """
         self._buffers.check_alike()
         indices, magnitudes = self._hooks.magnitudes()
         numbers = torch.cat([*(number.reshape(1).to(torch.float64) for number in self._numbers()), magnitudes])

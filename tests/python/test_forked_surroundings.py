@@ -1,0 +1,129 @@
+"""What forks of a script find changed around them: threads that are gone, variables, what forward() leaves behind."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import logging
+import os
+import queue
+import re
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+import accelmgr
+
+ELEMENTS = [torch.full((3,), float(index)) for index in range(1, 20)]
+
+
+class Scaled(nn.Module):
+    """Its gradient is its input, times what `factor` returns."""
+
+    def __init__(self, factor) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(3))
+        self.factor = factor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.weight * x).sum() * self.factor()
+
+
+def gradients(manager: accelmgr.Manager, steps: int) -> list[float]:
+    found = []
+    for _ in range(steps):
+        manager.zero_grad()
+        manager.step().raise_for_status()
+        found.append(float(manager.named_gradients()[0][1][0]))
+    return found
+
+
+class Read:
+    """A dataset that reads in threads."""
+
+    def __init__(self, pool: concurrent.futures.ThreadPoolExecutor) -> None:
+        self.pool = pool
+
+    def __len__(self) -> int:
+        return len(ELEMENTS)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return next(self.pool.map(ELEMENTS.__getitem__, [index]))
+
+
+def test_pools_of_threads_work_in_model_and_dataset():
+    pool = concurrent.futures.ThreadPoolExecutor(2)
+    assert list(pool.map(abs, [-1, -2, -3])) == [1, 2, 3]  # All of its threads have begun.
+    model = Scaled(lambda: sum(pool.map(abs, [-1, -1])))
+    with accelmgr.Manager(model, Read(pool), nprocs=2, batch_size_per_device=1) as manager:
+        assert gradients(manager, 2) == [3.0, 7.0]
+        assert pool.submit(abs, -5).result(60) == 5
+        manager.refresh()
+        assert gradients(manager, 1) == [11.0]
+    pool.shutdown()
+
+
+def test_a_step_that_waits_for_a_thread_of_the_script_names_it(caplog):
+    asked: queue.Queue[int] = queue.Queue()
+    answers: queue.Queue[float] = queue.Queue()
+
+    def answer() -> None:
+        while asked.get():
+            answers.put(1.0)
+
+    def ask() -> float:
+        asked.put(1)
+        return answers.get()
+
+    thread = threading.Thread(target=answer, name="answers-of-the-script")
+    thread.start()
+    with accelmgr.Manager(Scaled(ask), ELEMENTS, nprocs=1, batch_size_per_device=1) as manager:
+        with caplog.at_level(logging.WARNING):
+            assert manager.step(timeout=0.5).status == "timeout"
+        assert re.search(r"none of its other threads \(.*answers-of-the-script\)", caplog.text)
+    asked.put(0)
+    thread.join()
+
+
+def test_runners_and_the_reading_process_have_the_environment(monkeypatch):
+    monkeypatch.setenv("FACTOR", "1")
+
+    class Dataset:
+        def __len__(self) -> int:
+            return len(ELEMENTS)
+
+        def __getitem__(self, index: int) -> torch.Tensor:
+            return ELEMENTS[index] * float(os.environ["FACTOR"])
+
+    model = Scaled(lambda: float(os.environ["FACTOR"]))
+    with accelmgr.Manager(model, Dataset(), nprocs=1, batch_size_per_device=1, prefetch=0) as manager:
+        assert gradients(manager, 2) == [1.0, 2.0]
+        monkeypatch.setenv("FACTOR", "3")
+        assert gradients(manager, 1) == [27.0]
+        monkeypatch.delenv("FACTOR")
+        with pytest.raises(accelmgr.Error, match="FACTOR"):
+            gradients(manager, 1)
+
+
+class Counts(Scaled):
+    def __init__(self) -> None:
+        super().__init__(lambda: 1.0)
+        self.calls, self.seen = 0, []
+        self.register_buffer("total", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        self.seen.append(float(x[0, 0]))
+        self.total += 1
+        return super().forward(x)
+
+
+def test_what_stays_in_a_runner_is_told_once(caplog, capfd):
+    model = Counts()
+    with accelmgr.Manager(model, ELEMENTS, nprocs=1, batch_size_per_device=1) as manager:
+        gradients(manager, 3)
+        assert manager.call(lambda model: (model.calls, model.seen)) == (3, [1.0, 2.0, 3.0])
+        assert (model.calls, float(model.total)) == (0, 3.0)
+    told = capfd.readouterr().err
+    assert told.count("forward() has changed 'calls' and 1 more of the model, which stays in the runner") == 1
