@@ -127,11 +127,16 @@ std::variant<protocol::Started, protocol::Failed> OwnedManager::receive_started(
 }
 
 void OwnedManager::bring_up(const Config& config, const std::vector<int>& session,
+                            const std::function<void()>& free_session,
                             const std::function<bool()>& interrupted, const Events& events) {
   std::variant<protocol::Started, protocol::Failed> answer;
   try {
     protocol::send_configuration(link_.socket(), config::to_yaml(config));
     protocol::send_begin(link_.socket(), session);
+    if (!session.empty()) {
+      free_session();
+      protocol::send_free(link_.socket());
+    }
     answer = receive_started(config.start_timeout, interrupted, events);
     if (auto* started = std::get_if<protocol::Started>(&answer)) return link_.take_in(std::move(*started));
   } catch (const SessionError& error) {
@@ -156,15 +161,16 @@ void OwnedManager::bring_up(const Config& config, const std::vector<int>& sessio
 OwnedManager OwnedManager::start(const Config& config, const Origin& origin,
                                  const std::function<bool()>& interrupted, const Events& events) {
   auto manager = execute(origin);
-  manager.bring_up(config, {}, interrupted, events);
+  manager.bring_up(
+      config, {}, [] {}, interrupted, events);
   return manager;
 }
 
 OwnedManager OwnedManager::start_over(const Config& config, const Origin& origin,
-                                      const std::vector<int>& session, const std::function<void()>& ready) {
+                                      const std::vector<int>& session,
+                                      const std::function<void()>& free_session) {
   auto manager = execute(origin);
-  ready();
-  manager.bring_up(config, session, base::interrupted, {});
+  manager.bring_up(config, session, free_session, base::interrupted, {});
   return manager;
 }
 

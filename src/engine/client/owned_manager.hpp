@@ -41,11 +41,11 @@ class OwnedManager {
   /// SessionError when `interrupted` returned true, the manager died, or did not answer in time.
   static OwnedManager start(const Config& config, const Origin& origin,
                             const std::function<bool()>& interrupted, const Events& events);
-  /// Starts a manager that takes over the session of the descriptors `session`. Calls `ready` before the
-  /// manager looks at the session; that of an earlier manager must be free when it returns. Blocks and throws
-  /// as start().
+  /// Starts a manager that takes over the session of the descriptors `session`. Calls `free_session` before
+  /// that manager looks at the session: no process of an earlier manager may work on it when that returns.
+  /// Blocks and throws as start().
   static OwnedManager start_over(const Config& config, const Origin& origin, const std::vector<int>& session,
-                                 const std::function<void()>& ready);
+                                 const std::function<void()>& free_session);
   OwnedManager(OwnedManager&&) = default;
   /// The manager that is replaced must have ended. The address of link() does not change.
   OwnedManager& operator=(OwnedManager&&) = default;
@@ -63,7 +63,8 @@ class OwnedManager {
   OwnedManager(Link link, base::UniqueFd status) : link_(std::move(link)), status_(std::move(status)) {}
   static OwnedManager execute(const Origin& origin);
   void bring_up(const Config& config, const std::vector<int>& session,
-                const std::function<bool()>& interrupted, const Events& events);
+                const std::function<void()>& free_session, const std::function<bool()>& interrupted,
+                const Events& events);
   std::variant<protocol::Started, protocol::Failed> receive_started(double start_timeout_s,
                                                                     const std::function<bool()>& interrupted,
                                                                     const Events& events) const;

@@ -6,8 +6,11 @@
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/post.hpp>
 #include <deque>
+#include <iterator>
 #include <mutex>
+#include <optional>
 #include <tuple>
+#include <vector>
 
 #include "accelmgr/errors.hpp"
 #include "base/clock.hpp"
@@ -44,13 +47,13 @@ ChosenDevices with_devices(const Config& given, int socket) {
   return chosen;
 }
 
-/// The devices of a session that this manager takes over.
-ChosenDevices with_devices_of_session(const Config& config) {
-  ChosenDevices kept{config, device::GpuClaims(config)};
-  if (!kept.claims.missed().empty())
+/// Of the devices of a session that this manager takes over.
+device::GpuClaims claims_of_session(const Config& config) {
+  device::GpuClaims claims(config);
+  if (!claims.missed().empty())
     base::log().warn("another session has {} by now; the runners of this one compute there too",
-                     kept.claims.missed());
-  return kept;
+                     claims.missed());
+  return claims;
 }
 
 /// Sends the error to the host, or logs it if the host is gone, and ends the process. The fork server sees
@@ -78,7 +81,8 @@ ChosenDevices with_devices_of_session(const Config& config) {
 /// Runs the supervisor, then ends the process without unwinding: other threads still use what is on this
 /// stack. Throws only before it has started threads itself.
 [[noreturn]] void supervise(const Config& config, const SessionOwner& owner, const data::Loader& loader,
-                            ipc::ForkServerClient fork_server, HostLink& host, Image image) {
+                            ipc::ForkServerClient fork_server, HostLink& host, Image image,
+                            StartOrder order) {
   boost::asio::io_context loop;
   HostConnection* told = nullptr;
   std::mutex mutex;
@@ -107,7 +111,7 @@ ChosenDevices with_devices_of_session(const Config& config) {
   told = &connection;
   supervisor.report_to(&host);
   try {
-    supervisor.start([&] { host.started(supervisor.started()); });
+    supervisor.start([&] { host.started(supervisor.started()); }, [] {}, order);
     loop.run();
     if (!supervisor.has_started()) throw SessionError("the host ended while the runners started");
   } catch (...) {
@@ -131,30 +135,39 @@ ChosenDevices with_devices_of_session(const Config& config) {
   const auto given = config::from_yaml(protocol::receive_configuration(socket, patience));
   auto offered = protocol::receive_begin(socket, patience);
   // Before the fork server, so that its configuration has the devices, and while there is one thread. Who
-  // takes a session over keeps its devices.
-  const auto chosen = offered.empty() ? with_devices(given, socket) : with_devices_of_session(given);
-  const auto& config = chosen.config;
+  // takes a session over keeps its devices, which the manager before may have still.
+  const bool takes_over = !offered.empty();
+  const auto chosen = takes_over ? std::nullopt : std::optional(with_devices(given, socket));
+  const auto& config = chosen ? chosen->config : given;
   // Runners can be forked from this fork server: no code of the user has run, and there is no second thread.
-  auto not_for_runners = chosen.claims.sockets();
+  auto not_for_runners = chosen ? chosen->claims.sockets() : std::vector<int>();
   not_for_runners.push_back(socket);
   auto fork_server = fork_first_server(config, host.pidfd(), not_for_runners);
   base::log().info("the manager (pid {}) begins; its fork server is process {}", getpid(), fork_server.pid());
-  for (const int fd : not_for_runners) ipc::close_in_forks(fd);
   ipc::default_in_forks(ipc::signals_of_host);
   call_at_begin();
+  std::optional<device::GpuClaims> taken_over;
+  if (takes_over) {
+    protocol::receive_free(socket, base::Deadline::in_seconds(timing::first_words_s));
+    taken_over = claims_of_session(config);
+    std::ranges::copy(taken_over->sockets(), std::back_inserter(not_for_runners));
+  }
+  for (const int fd : not_for_runners) ipc::close_in_forks(fd);
   const auto prepared = [&](const session::Session& session, bool needs_values) {
     interpreter().forget_values();
     protocol::send_prepared(socket, session.fds(), needs_values,
                             base::Deadline::in_seconds(config.start_timeout));
   };
-  auto owner = offered.empty() ? SessionOwner::make(config, prepared)
-                               : SessionOwner::take_over(config, std::move(offered));
+  auto owner =
+      takes_over ? SessionOwner::take_over(config, std::move(offered)) : SessionOwner::make(config, prepared);
   const auto& session = owner.session();
   session.keep_from_children();
   config::arm_faults(config, -1, session.control().managers.load());
   const auto& loader = owner.start_loading(config);
   try {
-    supervise(config, owner, loader, std::move(fork_server), host, image);
+    // Forks of the host have its model: they make none.
+    const auto order = takes_over && image == Image::forked ? StartOrder::at_once : StartOrder::by_rank;
+    supervise(config, owner, loader, std::move(fork_server), host, image, order);
   } catch (...) {
     fail(socket);
   }

@@ -49,9 +49,10 @@ Supervisor::Supervisor(boost::asio::io_context& loop, const Config& config,
       source_watch_(session_, config.data.kind),
       oom_kills_seen_(ipc::oom_kills().count) {}
 
-void Supervisor::start(std::function<void()> ready, std::function<void()> gave_up) {
+void Supervisor::start(std::function<void()> ready, std::function<void()> gave_up, StartOrder order) {
   ready_ = std::move(ready);
   gave_up_ = std::move(gave_up);
+  order_ = order;
   const auto team = session_.control().team.load();
   for (int rank = 0; rank < session_.ranks(); ++rank)
     if ((team >> rank & 1) != 0) want(rank, 0);
@@ -83,12 +84,15 @@ void Supervisor::want(int rank, std::int64_t delay_ns) {
   wanted_.insert(std::ranges::upper_bound(wanted_, wanted, is_before), wanted);
 }
 
-// One at a time builds. The first team does so in the order of its ranks; later nobody waits for a rank that
-// opens its device. A later look() starts those whose time has not come.
+// One at a time builds, unless there is nothing to be built. The first team does so in the order of its
+// ranks; later nobody waits for a rank that opens its device. A later look() starts those whose time has not
+// come.
 void Supervisor::start_next() {
   if (fork_server_lost_ || session_.control().given_up.load() != 0) return;
   open_devices();
-  if (std::ranges::any_of(runners_, [](const Runner& r) { return r.part == StartPart::building; })) return;
+  const bool one_builds =
+      std::ranges::any_of(runners_, [](const Runner& r) { return r.part == StartPart::building; });
+  if (one_builds && (order_ == StartOrder::by_rank || has_started_)) return;
   const auto next = std::ranges::find_if(wanted_, [this](const Wanted& wanted) {
     return !has_started_ || runner(wanted.rank).part != StartPart::opening;
   });
@@ -96,8 +100,11 @@ void Supervisor::start_next() {
   const int rank = next->rank;
   if (runner(rank).part == StartPart::opening) return;
   wanted_.erase(next);
-  if (runner(rank).part == StartPart::waiting) return give_turn(rank);
-  start_runner(rank, StartPart::building);
+  if (runner(rank).part == StartPart::waiting)
+    give_turn(rank);
+  else
+    start_runner(rank, StartPart::building);
+  if (order_ == StartOrder::at_once && !has_started_) start_next();
 }
 
 void Supervisor::open_devices() {

@@ -54,6 +54,12 @@
 
 namespace accelmgr::manager {
 
+/// How the replicas of the first team are built.
+enum class StartOrder {
+  by_rank,  ///< One after the other.
+  at_once,  ///< All at the same time: they exist already.
+};
+
 /// Used by the thread of its loop. Does not block there, beyond the system calls that start a fork server and
 /// give a slab its memory.
 class Supervisor {
@@ -73,7 +79,8 @@ class Supervisor {
   /// throws RunnerError when a runner or the fork server fails, or `start_timeout` has passed. Calls
   /// `gave_up` once when it will replace no more runners.
   void start(
-      std::function<void()> ready, std::function<void()> gave_up = [] {});
+      std::function<void()> ready, std::function<void()> gave_up = [] {},
+      StartOrder order = StartOrder::by_rank);
   /// Whether all runners of the first team have been ready. Any thread.
   bool has_started() const noexcept { return has_started_; }
   /// See Watchdog::silent_ns(); of a runner that is ready. Any thread.
@@ -183,6 +190,7 @@ class Supervisor {
   MakeForkServer relaunch_;
   Clock clock_;
   std::function<void()> ready_, gave_up_;
+  StartOrder order_ = StartOrder::by_rank;
   HostLink* host_ = nullptr;
 
   boost::asio::steady_timer ticker_;

@@ -25,6 +25,7 @@ namespace {
 using nlohmann::json;
 
 constexpr const char* begin_text = "Begin";
+constexpr const char* free_text = "Free";
 constexpr const char* noted_text = "Noted";
 constexpr const char* failures[] = {"Error",     "ConfigError",  "RunnerError", "ModelError",
                                     "DataError", "SessionError", "UsageError",  "CheckpointError"};
@@ -230,6 +231,13 @@ std::vector<base::UniqueFd> receive_begin(int socket, base::Deadline deadline) {
   if (message.bytes != begin_text) throw SessionError("expected Begin from the host, got another message");
   check_fds(message, "Begin", 0, max_session_fds);
   return std::move(message.fds);
+}
+
+void send_free(int socket) { ipc::send(socket, free_text); }
+
+void receive_free(int socket, base::Deadline deadline) {
+  if (receive(socket, deadline, "host").bytes != free_text)
+    throw SessionError("expected the host to say that the session is free, got another message");
 }
 
 void send_prepared(int socket, const std::vector<int>& session, bool needs_values, base::Deadline deadline) {

@@ -3,6 +3,7 @@
 //
 //   host -> manager    configuration (YAML)
 //   host -> manager    Begin, with the session of an earlier manager if there is one
+//   host -> manager    then says when that manager has ended
 //   manager -> host    Assigned, if the session is new and the manager has chosen its devices
 //   manager -> host    Prepared, if the session is new
 //   host -> manager    acknowledges Prepared
@@ -101,6 +102,9 @@ std::string receive_configuration(int socket, base::Deadline deadline);
 /// `session` has the descriptors of an earlier manager's session; it is empty for a new session.
 void send_begin(int socket, const std::vector<int>& session);
 std::vector<base::UniqueFd> receive_begin(int socket, base::Deadline deadline);
+/// The processes of the earlier manager have ended: nobody else works on its session.
+void send_free(int socket);
+void receive_free(int socket, base::Deadline deadline);
 
 void send_assigned(int socket, const Assigned& assigned);
 /// Blocks until the host has called take_note_of_prepared(). Throws SessionError on the deadline, and if the
