@@ -12,6 +12,7 @@
 #include "base/power_of_two.hpp"
 #include "engine/checkpoint/base64.hpp"
 #include "engine/checkpoint/safetensors_header.hpp"
+#include "engine/session/strided.hpp"
 
 namespace accelmgr::checkpoint {
 namespace {
@@ -20,15 +21,18 @@ using nlohmann::json;
 
 std::string dtype_of(DType dtype) { return std::string(name_in_file(dtype)); }
 
-TensorBytes parameter(const session::TensorEntry& entry, const std::byte* parameters) {
+TensorBytes parameter(const session::Manifest& manifest, const session::TensorEntry& entry,
+                      const std::byte* parameters) {
   return {{entry.name, dtype_of(entry.dtype), entry.shape, entry.bytes(), entry.aliases},
-          parameters + entry.offset};
+          parameters + manifest.values_of(entry),
+          entry.value_strides()};
 }
 
 TensorBytes gradient(const session::TensorEntry& entry, const std::byte* gradients) {
   return {
       {"gradients/" + entry.name, dtype_of(entry.gradient_dtype()), entry.shape, entry.gradient_bytes(), {}},
-      gradients + entry.gradient};
+      gradients + entry.gradient,
+      entry.gradient_strides()};
 }
 
 /// The gradients that the master has.
@@ -63,7 +67,7 @@ void load(const SafetensorsFile& file, const std::filesystem::path& path, const 
                     "model",
                     path.string(), wanted.name, found.dtype, fmt::join(found.shape, ", "), wanted.dtype,
                     fmt::join(wanted.shape, ", ")));
-  std::memcpy(const_cast<std::byte*>(to.data), found.bytes.data(), found.bytes.size());
+  to.load(found.bytes.data());
 }
 
 std::vector<TensorBytes> buffers_of_rank(const session::Session& session, const session::Manifest& manifest,
@@ -121,9 +125,28 @@ void restore_generators(const json& generators, session::Session& session) {
 
 }  // namespace
 
+void TensorBytes::store(std::byte* file) const {
+  const auto& [name, dtype, shape, bytes, aliases] = description;
+  if (strides.empty())
+    std::memcpy(file, data, bytes);
+  else
+    session::copy_strided(file, session::dense_strides(shape), data, strides, shape,
+                          dtype_bytes(dtype).value());
+}
+
+void TensorBytes::load(const std::byte* file) const {
+  const auto& [name, dtype, shape, bytes, aliases] = description;
+  auto* const to = const_cast<std::byte*>(data);
+  if (strides.empty())
+    std::memcpy(to, file, bytes);
+  else
+    session::copy_strided(to, strides, file, session::dense_strides(shape), shape,
+                          dtype_bytes(dtype).value());
+}
+
 std::vector<TensorBytes> model_tensors(const session::Session& session, const session::Manifest& manifest) {
   std::vector<TensorBytes> out;
-  for (const auto& entry : manifest.tensors) out.push_back(parameter(entry, session.parameters()));
+  for (const auto& entry : manifest.tensors) out.push_back(parameter(manifest, entry, session.parameters()));
   for (const auto& buffer : manifest.buffers)
     if (buffer.persistent)
       out.push_back(tensor("", buffer, session.result_buffers(session.word().index), /*aliases=*/true));

@@ -56,7 +56,7 @@ Views::Views(const std::shared_ptr<const session::Session>& session, const sessi
     const bool frozen = entry.group == session::Group::frozen;
     auto gradient = frozen ? no_gradient(entry)
                            : owning_view(session, host.gradients() + entry.gradient, entry.gradient_dtype(),
-                                         entry.shape, replica::dense_strides(entry.shape));
+                                         entry.shape, entry.gradient_strides());
     if (!frozen) {
       parameter.set_requires_grad(true);
       if (gradient.scalar_type() == parameter.scalar_type()) parameter.mutable_grad() = gradient;

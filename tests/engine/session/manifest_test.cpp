@@ -36,7 +36,8 @@ TEST(Manifest, ReadsBackFromAnotherMapping) {
   manifest.tensors = {{.name = "w0",
                        .aliases = {"tied.a", "a name of more than fifteen characters"},
                        .shape = {2, 3},
-                       .count = 6},
+                       .count = 6,
+                       .strides = {1, 2}},
                       {.name = "w1",
                        .aliases = {},
                        .shape = {3},
@@ -66,6 +67,7 @@ TEST(Manifest, ReadsBackFromAnotherMapping) {
   EXPECT_EQ(read.tensors[0].name, "w0");
   EXPECT_EQ(read.tensors[0].aliases, manifest.tensors[0].aliases);
   EXPECT_EQ(read.tensors[0].shape, manifest.tensors[0].shape);
+  EXPECT_EQ(read.tensors[0].strides, manifest.tensors[0].strides);
   for (std::size_t i = 0; i < 3; ++i) {
     EXPECT_EQ(read.tensors[i].dtype, manifest.tensors[i].dtype);
     EXPECT_EQ(read.tensors[i].runner_dtype, manifest.tensors[i].runner_dtype);

@@ -28,6 +28,25 @@ def tensor_over(memory: Any, dtype: str, shape: Sequence[int], strides: Sequence
     return torch.frombuffer(memory, dtype=getattr(torch, dtype)).as_strided(shape, strides).data
 
 
+def is_compact(tensor: torch.Tensor) -> bool:
+    """Whether it fills its memory without gaps and overlaps, in any order of its dimensions."""
+    return torch.empty_like(tensor, device="meta").stride() == tensor.stride()
+
+
+def order_of(tensor: torch.Tensor) -> tuple[int, ...] | None:
+    """The strides of a tensor that is compact; None: row-major. Autograd gives gradients the order of parameters."""
+    return None if tensor.is_contiguous() or not is_compact(tensor) else tensor.stride()
+
+
+def ordered(tensor: torch.Tensor, order: tuple[int, ...] | None) -> torch.Tensor:
+    """The tensor in this order of order_of(), copied if it has another one."""
+    if order is None:
+        return tensor.contiguous()
+    if tensor.stride() == order:
+        return tensor
+    return torch.empty_strided(tensor.shape, order, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+
+
 def dense_over(memory: Any, dtype: str, shape: Sequence[int]) -> torch.Tensor:
     """As tensor_over(), for a row-major tensor without gaps."""
     if 0 in shape:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from accelmgr._common.memfd import MAP_NORESERVE
+from accelmgr._common.memory import is_compact
 from accelmgr._common.model_changes import named_buffers, named_leaves
 from accelmgr.errors import ModelError
 
@@ -83,7 +84,8 @@ def overlapping(tensors: Sequence[torch.Tensor]) -> list[list[int]]:
 def slots_of(tensors: Sequence[tuple[str, torch.Tensor]]) -> tuple[list[Slot], int]:
     """The slot of each tensor, and the bytes of all slots.
 
-    Tensors are laid out without gaps, but those that share memory keep their strides and go on sharing it.
+    Tensors are laid out without gaps, in the order that they have in memory. Those that share memory keep their strides
+    and go on sharing it.
     """
     slots: dict[int, Slot] = {}
     end = 0
@@ -95,7 +97,9 @@ def slots_of(tensors: Sequence[tuple[str, torch.Tensor]]) -> tuple[list[Slot], i
             name, tensor = tensors[index]
             alone = len(group) == 1
             kind = type(tensor) if isinstance(tensor, torch.nn.Parameter) else None
-            strides = torch.empty(tensor.shape, device="meta").stride() if alone else tensor.stride()
+            strides = tensor.stride()
+            if alone and not is_compact(tensor):
+                strides = torch.empty(tensor.shape, device="meta").stride()
             offset = end if alone else end + tensor.data_ptr() - first
             slots[index] = Slot(
                 name, tensor.dtype, tuple(tensor.shape), tuple(strides), offset, tensor.requires_grad, kind

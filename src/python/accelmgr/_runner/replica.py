@@ -26,7 +26,7 @@ from accelmgr._common.describe import describe
 from accelmgr._common.elements import PICKLED, collated, mapped, restore_structure, structure_of
 from accelmgr._common.grown_buffers import Forms
 from accelmgr._common.long_elements import element_in
-from accelmgr._common.memory import dense_over, dtype_name, tensor_over
+from accelmgr._common.memory import dense_over, dtype_name, order_of, ordered, tensor_over
 from accelmgr._common.model_changes import MODES, Structure, named_leaves
 from accelmgr._common.objective import Objective, call
 from accelmgr._common.reading import seed_generators
@@ -112,6 +112,7 @@ class Gradients:
 
     def __init__(self, parameters: Sequence[torch.Tensor], sink: _native.Sink) -> None:
         self._parameters = parameters
+        self._orders = list(map(order_of, parameters))
         self._sink = sink
         self._hooked = [False] * len(parameters)
         self._counts = False  # The backward pass of the loss is under way.
@@ -145,7 +146,7 @@ class Gradients:
         dense = gradient.detach() if gradient.layout is torch.strided else gradient.to_dense()
         if dense.shape != parameter.shape:  # A hook has called resize_().
             raise ModelError(f"a parameter has shape {list(parameter.shape)}, its gradient {list(dense.shape)}")
-        dense = dense.to(parameter.dtype).contiguous().resolve_conj().resolve_neg()
+        dense = ordered(dense.to(parameter.dtype).resolve_conj().resolve_neg(), self._orders[index])
         self._sink.capture(index, dense.data_ptr())
 
     def begin_micro_batch(self) -> None:

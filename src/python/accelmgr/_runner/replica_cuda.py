@@ -236,7 +236,7 @@ class CudaReplica(DeviceReplica):
         """Moves the parameters to the device, without values. Returns the memory of those that have their own."""
         self._note_rounding(places)
         twins = {
-            index: self._cuda.empty(parameter.shape, getattr(torch, places[index][1]))
+            index: self._cuda.empty(parameter.shape, getattr(torch, places[index][1]), places[index][2])
             for index, parameter in enumerate(self._parameters)
             if shared[index][0] < 0
         }
