@@ -167,6 +167,63 @@ def test_state_dict_and_update_go_by_shape():
             assert one.stride() == other.stride() and torch.equal(one, other * 2)
 
 
+class Expanded(nn.Module):
+    """A frozen parameter of 8 MiB, and a buffer of as much, which have 4 bytes and 4 KiB of memory."""
+
+    def __init__(self, expanded: bool = True) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+        if expanded:
+            self.scale = nn.Parameter(torch.full((1,), 2.0).expand(2048, 1024), requires_grad=False)
+            self.register_buffer("table", torch.arange(1024.0).expand(2048, 1024))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scale = (self.scale + self.table)[-1, :3] if hasattr(self, "scale") else 1
+        return (self.weight * x * scale).square().mean()
+
+
+ROWS = [torch.ones(3)] * 100
+
+
+def session_bytes(model: nn.Module) -> int:
+    with accelmgr.Manager(model, ROWS, nprocs=2) as manager:
+        assert manager.step().ok
+        return manager.statistics().session_bytes
+
+
+def test_expanded_tensors_take_the_memory_of_their_storage_once():
+    assert session_bytes(Expanded()) - session_bytes(Expanded(expanded=False)) < 1 << 17
+
+
+@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+def test_expanded_tensors_stay_so(tmp_path, start_method):
+    model, other = Expanded(), Expanded()
+    scale, table = other.scale, other.table
+    loss = other(ROWS[0])
+    loss.backward()
+    options = {"nprocs": 1, "checkpoint__directory": str(tmp_path), "start_method": start_method}
+    with accelmgr.Manager(model, ROWS, **options) as manager:
+        assert manager.step(accumulate=False).loss == loss.item()
+        assert torch.equal(model.weight.grad, other.weight.grad)
+        for one, expected in ((model.scale, scale), (model.table, table)):
+            assert one.stride() == expected.stride() and torch.equal(one, expected)
+        manager.save_checkpoint()
+        (written,) = manager.checkpoints_written(wait=60)
+        with pytest.raises(accelmgr.ModelError, match="'scale' is expanded"):
+            manager.update_model_parameters([model.weight, torch.arange(2048.0 * 1024).view(2048, 1024)])
+        manager.update_model_parameters([model.weight, torch.full((2048, 1024), 3.0)])
+        assert manager.step(accumulate=False).loss == ((3 + torch.arange(3.0)).square().mean()).item()
+        model.scale.requires_grad_(True)
+        with pytest.raises(accelmgr.UsageError, match="'scale' is expanded"):
+            manager.step()
+        model.scale.requires_grad_(False)
+    assert model.scale.stride() == (0, 0) and (model.scale == 3).all()
+    saved = load_file(f"{written.path}/model.safetensors")
+    assert torch.equal(saved["scale"], scale) and torch.equal(saved["table"], table)
+    with accelmgr.Manager(Expanded(), ROWS, **options, checkpoint__resume="latest") as manager:
+        assert manager.step(accumulate=False).loss == loss.item()
+
+
 def data() -> list[torch.Tensor]:
     return DATA
 

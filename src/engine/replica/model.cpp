@@ -13,11 +13,12 @@
 namespace accelmgr::replica {
 namespace {
 
-std::int64_t count_of(const Tensor& tensor) {
-  std::int64_t count = 1;
-  for (const auto size : tensor.shape) count *= size;
+std::uint64_t count_of(std::span<const std::int64_t> shape) {
+  std::uint64_t count = 1;
+  for (const auto size : shape) count *= static_cast<std::uint64_t>(size);
   return count;
 }
+std::uint64_t count_of(const Tensor& tensor) { return count_of(tensor.shape); }
 
 bool is_row_major(const Tensor& tensor) {
   std::int64_t expected = 1;
@@ -42,9 +43,13 @@ std::string text_of(DType dtype, std::span<const std::int64_t> shape) {
   return fmt::format("{} [{}]", name_of(dtype), fmt::join(shape, ", "));
 }
 
-/// In the session: a parameter keeps the order of its elements in memory, but no gaps.
+/// In the session: a parameter keeps the order of its elements in memory, but no gaps. A frozen one that is
+/// expanded stays so.
 std::vector<std::int64_t> strides_of(const Tensor& parameter) {
-  return is_compact(parameter) ? parameter.strides : session::dense_strides(parameter.shape);
+  const auto stored =
+      parameter.requires_grad ? parameter.shape : session::stored_shape(parameter.shape, parameter.strides);
+  return session::is_compact(stored, parameter.strides) ? parameter.strides
+                                                        : session::dense_strides(parameter.shape);
 }
 
 session::Group group_of(const Tensor& parameter) {
@@ -112,6 +117,7 @@ void find_shared(ModelTensors& model) {
     entry.shares = static_cast<std::int64_t>(owner->index);
     entry.shared_offset = static_cast<std::uint64_t>(range.begin - owner->begin) / size_of(tensor.dtype);
     entry.strides = tensor.strides;
+    entry.count = count_of(tensor);
   }
 }
 
@@ -156,6 +162,7 @@ ModelTensors tensors_of(const Description& description) {
       out.manifest.tensors[at->second].aliases.push_back(parameter.name);
       continue;
     }
+    const auto strides = strides_of(parameter);
     out.parameters.push_back(parameter);
     out.manifest.tensors.push_back({.name = parameter.name,
                                     .aliases = {},
@@ -163,9 +170,10 @@ ModelTensors tensors_of(const Description& description) {
                                     .dtype = parameter.dtype,
                                     .runner_dtype = parameter.dtype,
                                     .rounds = parameter.rounds,
-                                    .count = static_cast<std::uint64_t>(count_of(parameter)),
+                                    .count = count_of(session::stored_shape(parameter.shape, strides)),
                                     .group = group_of(parameter),
-                                    .strides = strides_of(parameter)});
+                                    .strides = strides,
+                                    .persistent = parameter.persistent});
   }
   out.manifest.set_precision({});
   find_shared(out);
@@ -179,14 +187,13 @@ ModelTensors tensors_of(const Description& description) {
       continue;
     }
     out.buffers.push_back(buffer);
-    out.manifest.buffers.push_back(
-        {.name = buffer.name,
-         .aliases = {},
-         .shape = buffer.shape,
-         .dtype = buffer.dtype,
-         .offset = 0,
-         .bytes = static_cast<std::uint64_t>(count_of(buffer)) * size_of(buffer.dtype),
-         .persistent = buffer.persistent});
+    out.manifest.buffers.push_back({.name = buffer.name,
+                                    .aliases = {},
+                                    .shape = buffer.shape,
+                                    .dtype = buffer.dtype,
+                                    .offset = 0,
+                                    .bytes = count_of(buffer) * size_of(buffer.dtype),
+                                    .persistent = buffer.persistent});
   }
   return out;
 }

@@ -31,7 +31,8 @@ std::string encode(const Manifest& manifest) {
                        {"group", static_cast<std::uint32_t>(t.group)},
                        {"shares", t.shares},
                        {"shared_offset", t.shared_offset},
-                       {"strides", t.strides}});
+                       {"strides", t.strides},
+                       {"persistent", t.persistent}});
   for (const auto& b : manifest.buffers)
     buffers.push_back({{"name", b.name},
                        {"aliases", b.aliases},
@@ -85,8 +86,10 @@ Manifest decode(const std::string& text) {
                                                   .group = static_cast<Group>(group),
                                                   .shares = e.number<std::int64_t>("shares", -1),
                                                   .shared_offset = e.number<std::uint64_t>("shared_offset"),
-                                                  .strides = e.numbers<std::int64_t>("strides", 0)});
-    t.count = product(t.shape);
+                                                  .strides = e.numbers<std::int64_t>("strides", 0),
+                                                  .persistent = e.flag("persistent")});
+    const bool own_strides = t.shares < 0 && t.strides.size() == t.shape.size();
+    t.count = product(own_strides ? stored_shape(t.shape, t.strides) : t.shape);
   }
   for (const auto& e : all.objects("buffers")) {
     auto& b = manifest.buffers.emplace_back(BufferEntry{.name = e.text("name"),
@@ -134,7 +137,8 @@ void check_strides(const TensorEntry& t) {
 void check_own(const TensorEntry& t) {
   if (t.strides.empty()) return;
   check_strides(t);
-  check(t.count == 0 || is_compact(t.shape, t.strides), "tensor", t.name, "the end of its values",
+  const auto stored = t.group == Group::frozen ? stored_shape(t.shape, t.strides) : t.shape;
+  check(t.count == 0 || is_compact(stored, t.strides), "tensor", t.name, "the end of its values",
         end_of_view(0, t.shape, t.strides), fmt::format("{}, without gaps and overlaps", t.count));
 }
 
@@ -245,8 +249,15 @@ DType TensorEntry::gradient_dtype() const noexcept {
   return element_of(dtype) == types.master ? dtype : DType::float32;
 }
 
+bool TensorEntry::is_expanded() const noexcept {
+  if (shares >= 0 || strides.size() != shape.size()) return false;  // Not checked yet, or row-major.
+  for (std::size_t d = 0; d < shape.size(); ++d)
+    if (strides[d] == 0 && shape[d] > 1) return true;
+  return false;
+}
+
 bool TensorEntry::has_room() const noexcept {
-  return group != Group::frozen || element_of(dtype).has_value();
+  return group != Group::frozen || (element_of(dtype).has_value() && !is_expanded());
 }
 
 std::uint64_t Manifest::values_of(const TensorEntry& tensor) const {

@@ -26,7 +26,7 @@ struct TensorEntry {
   DType runner_dtype = DType::float32;  ///< In runners, and that of the gradients that they compute.
   bool rounds = true;                   ///< Precision::bf16_runners is for it.
   ElementTypes types{};                 ///< Of its gradients; of no use if it cannot be trained.
-  std::uint64_t count = 0;              ///< Of its values.
+  std::uint64_t count = 0;              ///< Of its values in memory: fewer than by shape if it is expanded.
   std::uint64_t offset = 0;             ///< Where its values begin in the parameters, unless `shares` is set.
   std::uint64_t gradient = 0, slab = 0;  ///< Where its gradient begins in the gradients, and in a slab.
   Group group = Group::decay;
@@ -35,8 +35,10 @@ struct TensorEntry {
   std::int64_t shares = -1;
   std::uint64_t shared_offset = 0;
   /// Of its values, in elements. Values that have their own memory fill it in any order of the dimensions.
-  /// Empty: row-major.
+  /// Those of a frozen parameter may be expanded: the stride of a dimension is 0, and its elements are one in
+  /// memory. Empty: row-major.
   std::vector<std::int64_t> strides{};
+  bool persistent = true;  ///< Part of the model's state dict and of checkpoints.
 
   std::uint64_t bytes() const noexcept { return count * size_of(dtype); }
   std::vector<std::int64_t> value_strides() const;
@@ -48,6 +50,7 @@ struct TensorEntry {
   std::uint64_t slab_bytes() const noexcept { return elements() * bytes_of(types.slab); }
   /// The dtype of the master's gradient.
   DType gradient_dtype() const noexcept;
+  bool is_expanded() const noexcept;
   /// Whether there is room for a gradient: it is trained, or may be unfrozen.
   bool has_room() const noexcept;
 };

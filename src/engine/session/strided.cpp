@@ -79,6 +79,14 @@ bool is_compact(std::span<const std::int64_t> shape, std::span<const std::int64_
   return next > 0;
 }
 
+std::vector<std::int64_t> stored_shape(std::span<const std::int64_t> shape,
+                                       std::span<const std::int64_t> strides) {
+  std::vector<std::int64_t> stored(shape.begin(), shape.end());
+  for (std::size_t d = 0; d < stored.size(); ++d)
+    if (strides[d] == 0 && stored[d] > 0) stored[d] = 1;
+  return stored;
+}
+
 void copy_strided(std::byte* to, std::span<const std::int64_t> to_strides, const std::byte* from,
                   std::span<const std::int64_t> from_strides, std::span<const std::int64_t> shape,
                   std::size_t element_bytes) {

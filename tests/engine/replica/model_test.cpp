@@ -209,6 +209,19 @@ TEST_F(ModelTest, AParameterKeepsItsOrderInMemoryButNoGaps) {
             (std::vector<float>{0, 4, 8, 2, 6, 10}));
 }
 
+TEST_F(ModelTest, AFrozenParameterThatIsExpandedHasTheMemoryOfItsStorage) {
+  std::array<float, 3> memory{1, 2, 3};
+  auto frozen = Values::tensor("frozen", memory.data(), {1000, 3}, {0, 1});
+  auto trained = frozen;
+  trained.name = "trained";
+  frozen.requires_grad = false;
+  Stored stored({{frozen}, {}});
+  EXPECT_EQ(stored.manifest.tensors[0].count, 3u);
+  EXPECT_EQ(places_of(stored.session.parameters(), stored.manifest)[0].strides, frozen.strides);
+  EXPECT_EQ(floats(stored.session.parameters())[2], 3);
+  EXPECT_EQ(tensors_of({{trained}, {}}).manifest.tensors[0].count, 3000u) << "it could not be written to";
+}
+
 TEST_F(ModelTest, TheGradientOfAPartOfAnotherParameterIsRowMajor) {
   std::array<float, 12> memory{};
   const auto& tensors = tensors_of({{Values::tensor("matrix", memory.data(), {3, 4}),

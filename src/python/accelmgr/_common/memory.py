@@ -33,6 +33,20 @@ def is_compact(tensor: torch.Tensor) -> bool:
     return torch.empty_like(tensor, device="meta").stride() == tensor.stride()
 
 
+def is_expanded(tensor: torch.Tensor) -> bool:
+    """Whether elements along some dimension are one in memory, as expand() makes them."""
+    return any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
+
+
+def stored(tensor: torch.Tensor, of: torch.Tensor | None = None) -> torch.Tensor:
+    """Its part that is in memory in `of` (None: itself), which may be expanded. That can be written to."""
+    of = tensor if of is None else of
+    for dimension in range(of.dim()):
+        if of.stride(dimension) == 0 and of.size(dimension) > 1:
+            tensor = tensor.narrow(dimension, 0, 1)
+    return tensor
+
+
 def order_of(tensor: torch.Tensor) -> tuple[int, ...] | None:
     """The strides of a tensor that is compact; None: row-major. Autograd gives gradients the order of parameters."""
     return None if tensor.is_contiguous() or not is_compact(tensor) else tensor.stride()

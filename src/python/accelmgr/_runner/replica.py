@@ -275,8 +275,11 @@ class Replica:
         self._losses: list[torch.Tensor] = []
         self._scalars: list[tuple[str, float | torch.Tensor, float]] = []
 
-    def describe(self) -> tuple[list[Description], list[Description], bool, list[str]]:
-        """Parameters, buffers, whether the parameters have values, and names of those that are not to be rounded."""
+    def describe(self) -> tuple[list[Description], list[Description], bool, set[str], set[str]]:
+        """Parameters, buffers, and whether the parameters have values.
+
+        Also names of parameters that are not to be rounded, and of those that are not part of the state dict.
+        """
         parameters = [
             described(name, parameter, parameter.requires_grad)
             for name, parameter in named_leaves(self._model, remove_duplicate=False)
@@ -287,13 +290,13 @@ class Replica:
         buffers.append(described(MODES, self._modes_tensor, False))
         self._buffer_addresses = list(map(_address, self._buffers.originals))
         # torch computes the batch's statistics in the dtype of these parameters and of the buffers.
-        exact = [
+        exact = {
             f"{prefix}.{name}" if prefix else name
             for prefix, module in self._model.named_modules(remove_duplicate=False)
             if isinstance(module, torch.nn.modules.batchnorm._NormBase)
             for name in module._parameters
-        ] + [name for name, _ in self._constants.named]
-        return parameters, buffers, self._has_values, exact
+        } | {name for name, _ in self._constants.named}
+        return parameters, buffers, self._has_values, exact, self._constants.non_persistent
 
     def bind(self, places: list[Place], sink: _native.Sink) -> None:
         self._note_rounding(places)
