@@ -91,20 +91,17 @@ void copy_strided(std::byte* to, std::span<const std::int64_t> to_strides, const
                   std::span<const std::int64_t> from_strides, std::span<const std::int64_t> shape,
                   std::size_t element_bytes) {
   if (std::ranges::find(shape, 0) != shape.end()) return;
-  const auto copy = [&]<std::size_t bytes>() {
-    Copy<bytes>{to_strides, from_strides, shape}.run(to, from, 0);
-  };
   switch (element_bytes) {
     case 1:
-      return copy.operator()<1>();
+      return Copy<1>{to_strides, from_strides, shape}.run(to, from, 0);
     case 2:
-      return copy.operator()<2>();
+      return Copy<2>{to_strides, from_strides, shape}.run(to, from, 0);
     case 4:
-      return copy.operator()<4>();
+      return Copy<4>{to_strides, from_strides, shape}.run(to, from, 0);
     case 8:
-      return copy.operator()<8>();
+      return Copy<8>{to_strides, from_strides, shape}.run(to, from, 0);
     default:
-      return copy.operator()<16>();
+      return Copy<16>{to_strides, from_strides, shape}.run(to, from, 0);
   }
 }
 
