@@ -14,7 +14,8 @@
 namespace accelmgr {
 
 /// A contiguous piece of the master whose parameters an optimizer treats alike. `parameters` and `gradients`
-/// are 1-d views of equal length and, but for `gradients.dtype: float32`, of one dtype. Alignment gaps
+/// are 1-d views of equal length, in the order of memory (of a transposed parameter it is not that of its
+/// shape), and, but for `gradients.dtype: float32`, of one dtype. Alignment gaps
 /// between tensors are zero and stay zero.
 struct FlatGroup {
   enum class Kind { decay, no_decay, frozen };

@@ -145,7 +145,7 @@ class Handle {
       auto& place = places.emplace_back();
       if (session::has_gradient(*session_, manifest_, i))
         place = place_of(entry, entry.gradient_dtype(), view_->gradients() + entry.gradient,
-                         replica::dense_strides(entry.shape), session_);
+                         entry.gradient_strides(), session_);
     }
     return places;
   }

@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "accelmgr/errors.hpp"
-#include "engine/replica/model.hpp"
+#include "engine/session/strided.hpp"
 
 namespace nb = nanobind;
 
@@ -40,7 +40,7 @@ std::size_t extent_of(const std::vector<std::int64_t>& shape, const std::vector<
 }
 
 std::size_t dense_bytes(DType dtype, const std::vector<std::int64_t>& shape) {
-  return extent_of(shape, replica::dense_strides(shape)) * size_of(dtype);
+  return extent_of(shape, session::dense_strides(shape)) * size_of(dtype);
 }
 
 NumberTuple tuple_of(const std::vector<std::int64_t>& numbers) {

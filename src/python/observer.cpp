@@ -36,6 +36,7 @@ void bind_places(nb::module_& module) {
       .def_ro("name", &Place::name)
       .def_ro("aliases", &Place::aliases, "Further names of the same parameter.")
       .def_ro("dtype", &Place::dtype, "As torch names it: \"float32\".")
+      .def_ro("persistent", &Place::persistent, "Whether it is part of checkpoints.")
       .def_prop_ro("shape", [](const Place& self) { return tuple_of(self.shape); })
       .def_prop_ro(
           "strides", [](const Place& self) { return tuple_of(self.strides); }, "Strides in elements.")
@@ -49,8 +50,8 @@ void bind_places(nb::module_& module) {
 Place place_of(const session::TensorEntry& entry, DType dtype, std::byte* data,
                std::vector<std::int64_t> strides, std::shared_ptr<const void> owner) {
   const auto bytes = extent_of(entry.shape, strides) * size_of(dtype);
-  return {entry.name,  entry.aliases,      std::string(name_of(dtype)),
-          entry.shape, std::move(strides), {data, bytes, std::move(owner)}};
+  return {entry.name,         entry.aliases,    std::string(name_of(dtype)),    entry.shape,
+          std::move(strides), entry.persistent, {data, bytes, std::move(owner)}};
 }
 
 void bind_observer(nb::module_& module) {

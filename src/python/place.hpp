@@ -20,6 +20,7 @@ struct Place {
   std::string dtype;
   std::vector<std::int64_t> shape;
   std::vector<std::int64_t> strides;
+  bool persistent = true;  ///< Part of checkpoints.
   Memory memory;
 };
 

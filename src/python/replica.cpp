@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/pair.h>
+#include <nanobind/stl/set.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/tuple.h>
@@ -12,6 +13,7 @@
 
 #include <algorithm>
 #include <array>
+#include <set>
 #include <tuple>
 
 #include "accelmgr/errors.hpp"
@@ -34,8 +36,8 @@ namespace {
 
 using replica::Tensor;
 
-/// A Description of accelmgr._runner.replica: name, dtype, shape, strides, address, identity, and
-/// requires_grad of a parameter or persistent of a buffer.
+/// A Description of accelmgr._runner.replica: name, dtype, shape, strides, address, identity, and whether
+/// it requires a gradient (a parameter), or is persistent (a buffer).
 using Described = std::tuple<std::string, std::string, std::vector<std::int64_t>, std::vector<std::int64_t>,
                              std::uintptr_t, std::uintptr_t, bool>;
 
@@ -94,9 +96,12 @@ class PythonReplica final : public replica::Replica {
       replica::Description description{tensors_of("parameter", nb::object(described[0])),
                                        tensors_of("buffer", nb::object(described[1])),
                                        nb::cast<bool>(described[2])};
-      const auto exact = nb::cast<std::vector<std::string>>(described[3]);
-      for (auto& parameter : description.parameters)
-        parameter.rounds = std::ranges::find(exact, parameter.name) == exact.end();
+      const auto exact = nb::cast<std::set<std::string>>(described[3]);
+      const auto not_saved = nb::cast<std::set<std::string>>(described[4]);
+      for (auto& parameter : description.parameters) {
+        parameter.rounds = !exact.contains(parameter.name);
+        parameter.persistent = !not_saved.contains(parameter.name);
+      }
       buffers_ = replica::tensors_of(description).buffers;
       return description;
     });

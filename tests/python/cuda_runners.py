@@ -247,8 +247,9 @@ class FakeCuda(_cuda.Cuda):
         if code != 0:
             raise AcceleratorError(f"CUDA error: {TEXTS[code]}")
 
-    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        return torch.full(tuple(shape), -77, device=self.device).to(dtype)  # What is never written is found wrong.
+    def empty(self, shape: Sequence[int], dtype: torch.dtype, strides: Sequence[int] | None = None) -> torch.Tensor:
+        tensor = torch.full(tuple(shape), -77, device=self.device).to(dtype)  # What is never written is found wrong.
+        return tensor if strides is None else tensor.as_strided(tuple(shape), tuple(strides))
 
     empty_for_batch = empty
 

@@ -207,6 +207,45 @@ def check_ties(started: Callable[..., accelmgr.Manager], recurrent: type[nn.RNNB
                     other.copy_(one)
 
 
+class Permuted(nn.Module):
+    """Parameters that are not row-major, and an expanded one. Strides in a runner are numbers of the output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(2, 3, (1, 2)).to(memory_format=torch.channels_last)
+        self.weight = nn.Parameter(torch.randn(2, 3).t())
+        self.shift = nn.Parameter(torch.tensor([0.5]).expand(40, 3), requires_grad=False)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> dict[str, Any]:
+        hidden = self.conv(x.view(-1, 2, 1, 2)).flatten(1)
+        loss = nn.functional.mse_loss(torch.tanh(hidden + self.shift[-1]) @ self.weight, y)
+        strides = (stride for tensor in (self.conv.weight, self.weight) for stride in tensor.stride())
+        return {"loss": loss, **{f"stride{index}": float(stride) for index, stride in enumerate(strides)}}
+
+
+def check_strides(started: Callable[..., accelmgr.Manager], knows_strides: bool = True) -> None:
+    """Gradients of parameters that are not row-major, also of several micro-batches."""
+    torch.manual_seed(4)
+    model = Permuted()
+    strides = [parameter.stride() for parameter in model.parameters()]
+    oracle = Oracle(model, vectors(4), nprocs=2, **SHAPE)
+    with started(model, Vectors(), **SHAPE) as manager:
+        for _ in range(3):
+            result = manager.step(accumulate=False)
+            assert result.loss == pytest.approx(oracle.step(), rel=1e-5)
+            assert_close(manager, oracle)
+            oracle.zero_grad()
+            if knows_strides:
+                assert list(result.scalars.values()) == [4, 1, 4, 2, 1, 3]
+            with torch.no_grad():
+                assert [parameter.stride() for parameter in model.parameters()] == strides
+                for one, other in zip(model.parameters(), oracle.model.parameters(), strict=True):
+                    if one.requires_grad:
+                        assert one.grad.stride() == one.stride()
+                        one.mul_(0.9)
+                        other.copy_(one)
+
+
 def check_modes(started: Callable[..., accelmgr.Manager]) -> None:
     """Modes and frozen parameters are those of the host's model."""
     torch.manual_seed(9)

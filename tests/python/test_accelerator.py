@@ -22,6 +22,7 @@ from device_runners import (
     check_frozen_parameters,
     check_modes,
     check_resume,
+    check_strides,
     check_ties,
     distance,
     same,
@@ -352,3 +353,7 @@ def test_devices_of_this_kind_are_not_listed_and_a_built_in_model_has_none():
         accelmgr.Manager(Words(), Vectors(), nprocs=1, device="accelerator", runners={"devices": ["0"]})
     with pytest.raises(accelmgr.ConfigError, match="runners.device is accelerator.*'mlp'.*is for models of Python"):
         accelmgr.Manager("mlp", "synthetic", nprocs=1, device="accelerator")
+
+
+def test_gradients_of_parameters_that_are_not_row_major():
+    check_strides(start)

@@ -22,6 +22,7 @@ from device_runners import (
     Vectors,
     assert_close,
     check_modes,
+    check_strides,
     check_ties,
     distance,
     vectors,
@@ -461,3 +462,7 @@ def test_the_manager_may_be_a_fork():
     # A process of its own: where libraries are looked for is settled when a program starts, and a fork inherits it.
     code, _, err = run("-c", "import test_cuda_numbers; test_cuda_numbers.train_in_a_fork()", cwd=pathlib.Path.cwd())
     assert code == 0, err
+
+
+def test_gradients_of_parameters_that_are_not_row_major():
+    check_strides(start)

@@ -17,6 +17,7 @@ from device_runners import (
     assert_close,
     check_frozen_parameters,
     check_modes,
+    check_strides,
     check_ties,
     distance,
     start,
@@ -157,3 +158,7 @@ def test_a_model_that_grows_goes_on_after_rebind():
             assert manager.step().loss == pytest.approx(oracle.step(), rel=1e-5)
             assert_close(manager, oracle)
         assert manager.statistics().steps == 3
+
+
+def test_gradients_of_parameters_that_are_not_row_major():
+    check_strides(start, knows_strides=False)

@@ -12,6 +12,7 @@
 #include "base/power_of_two.hpp"
 #include "engine/checkpoint/base64.hpp"
 #include "engine/checkpoint/safetensors_header.hpp"
+#include "engine/session/strided.hpp"
 
 namespace accelmgr::checkpoint {
 namespace {
@@ -20,15 +21,19 @@ using nlohmann::json;
 
 std::string dtype_of(DType dtype) { return std::string(name_in_file(dtype)); }
 
-TensorBytes parameter(const session::TensorEntry& entry, const std::byte* parameters) {
-  return {{entry.name, dtype_of(entry.dtype), entry.shape, entry.bytes(), entry.aliases},
-          parameters + entry.offset};
+TensorBytes parameter(const session::Manifest& manifest, const session::TensorEntry& entry,
+                      const std::byte* parameters) {
+  const auto dtype = dtype_of(entry.dtype);
+  return {{entry.name, dtype, entry.shape, tensor_bytes(entry.name, dtype, entry.shape), entry.aliases},
+          parameters + manifest.values_of(entry),
+          entry.value_strides()};
 }
 
 TensorBytes gradient(const session::TensorEntry& entry, const std::byte* gradients) {
   return {
       {"gradients/" + entry.name, dtype_of(entry.gradient_dtype()), entry.shape, entry.gradient_bytes(), {}},
-      gradients + entry.gradient};
+      gradients + entry.gradient,
+      entry.gradient_strides()};
 }
 
 /// The gradients that the master has.
@@ -63,7 +68,7 @@ void load(const SafetensorsFile& file, const std::filesystem::path& path, const 
                     "model",
                     path.string(), wanted.name, found.dtype, fmt::join(found.shape, ", "), wanted.dtype,
                     fmt::join(wanted.shape, ", ")));
-  std::memcpy(const_cast<std::byte*>(to.data), found.bytes.data(), found.bytes.size());
+  to.load(found.bytes.data());
 }
 
 std::vector<TensorBytes> buffers_of_rank(const session::Session& session, const session::Manifest& manifest,
@@ -121,9 +126,29 @@ void restore_generators(const json& generators, session::Session& session) {
 
 }  // namespace
 
+void TensorBytes::store(std::byte* file) const {
+  const auto& [name, dtype, shape, bytes, aliases] = description;
+  if (strides.empty())
+    std::memcpy(file, data, bytes);
+  else
+    session::copy_strided(file, session::dense_strides(shape), data, strides, shape,
+                          dtype_bytes(dtype).value());
+}
+
+void TensorBytes::load(const std::byte* file) const {
+  const auto& [name, dtype, shape, bytes, aliases] = description;
+  auto* const to = const_cast<std::byte*>(data);
+  if (strides.empty())
+    std::memcpy(to, file, bytes);
+  else
+    session::copy_strided(to, strides, file, session::dense_strides(shape), shape,
+                          dtype_bytes(dtype).value());
+}
+
 std::vector<TensorBytes> model_tensors(const session::Session& session, const session::Manifest& manifest) {
   std::vector<TensorBytes> out;
-  for (const auto& entry : manifest.tensors) out.push_back(parameter(entry, session.parameters()));
+  for (const auto& entry : manifest.tensors)
+    if (entry.persistent) out.push_back(parameter(manifest, entry, session.parameters()));
   for (const auto& buffer : manifest.buffers)
     if (buffer.persistent)
       out.push_back(tensor("", buffer, session.result_buffers(session.word().index), /*aliases=*/true));
@@ -185,11 +210,19 @@ void restore(const Checkpoint& checkpoint, session::Session& session, const sess
   // A parameter that was frozen when the checkpoint was written had no gradient.
   for (const auto& to : gradients_of(session, manifest))
     if (checkpoint.training.contains(to.description.name)) load(checkpoint.training, training_path, to);
+  // What a host keeps of its buffers, under a name as "<forms>", has another shape if other buffers changed
+  // when the checkpoint was written: the host finds that out, and starts again with room for them.
+  const auto is_there = [&](const TensorBytes& to) {
+    const auto& name = to.description.name;
+    if (!checkpoint.training.contains(name)) return false;
+    return name.find("/<") == std::string::npos ||
+           checkpoint.training.tensor(name).shape == to.description.shape;
+  };
   const auto index = session.word().index;
   for (int rank = 0; rank < session.ranks(); ++rank) {
     std::memcpy(session.buffers(index, rank), session.result_buffers(index), session.header().buffer_bytes);
     for (const auto& to : buffers_of_rank(session, manifest, rank))
-      if (checkpoint.training.contains(to.description.name)) load(checkpoint.training, training_path, to);
+      if (is_there(to)) load(checkpoint.training, training_path, to);
   }
   for (const auto& buffer : manifest.buffers)  // Not in the state dict: taken from rank 0.
     if (!buffer.persistent)

@@ -19,10 +19,15 @@
 
 namespace accelmgr::checkpoint {
 
-/// A tensor to be saved, and its bytes.
+/// A tensor to be saved, and where it lies.
 struct TensorBytes {
   TensorDescription description;
   const std::byte* data = nullptr;
+  std::vector<std::int64_t> strides{};  ///< In elements. Empty: row-major, as it is in the file.
+
+  /// Copies it to its place in a file, and from there.
+  void store(std::byte* file) const;
+  void load(const std::byte* file) const;
 };
 
 // Call these between steps, when the step word is closed. The pointers point into the session. They throw

@@ -18,7 +18,6 @@
 #include "engine/checkpoint/safetensors_header.hpp"
 #include "engine/checkpoint/state_file.hpp"
 #include "engine/checkpoint/storage.hpp"
-#include "engine/replica/model.hpp"
 
 namespace accelmgr::client {
 namespace {
@@ -186,8 +185,7 @@ std::uint64_t Checkpoints::Staging::fill(const std::vector<TensorBytes>& tensors
   const checkpoint::SafetensorsLayout layout(std::move(descriptions));
   reserve(layout.total_bytes());
   layout.write_header(map.data());
-  for (std::size_t i = 0; i < tensors.size(); ++i)
-    std::memcpy(map.data() + layout.offset(i), tensors[i].data, tensors[i].description.bytes);
+  for (std::size_t i = 0; i < tensors.size(); ++i) tensors[i].store(map.data() + layout.offset(i));
   return layout.total_bytes();
 }
 
@@ -235,7 +233,6 @@ double Checkpoints::save(const Extras& extras) {
   wait_for_earlier();
   auto training = checkpoint::training_tensors(session_, manifest_);
   for (const auto& extra : extras.tensors) training.push_back(bytes_of(extra));
-  replica::gather_shared_parameters(view_, manifest_);
   const auto model_bytes = model_.fill(checkpoint::model_tensors(session_, manifest_));
   const auto training_bytes = training_.fill(training);
   protocol::Save save;

@@ -63,7 +63,6 @@ class Checkpoints {
               const session::Manifest& manifest, Link& link)
       : config_(config),
         run_(run),
-        view_(view),
         session_(view.session()),
         spans_(view.spans()),
         manifest_(manifest),
@@ -96,7 +95,6 @@ class Checkpoints {
 
   const Config& config_;
   Run& run_;
-  session::HostView view_;
   const session::Session& session_;
   session::SpanWriter spans_;
   const session::Manifest& manifest_;

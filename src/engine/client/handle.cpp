@@ -355,8 +355,9 @@ void Handle::unfreeze(std::span<const std::size_t> parameters) {
     const auto& entry = manifest().tensors.at(i);
     if (session::has_gradient(*session(), manifest(), i)) continue;
     if (!entry.has_room())
-      throw UsageError(
-          fmt::format("parameter '{}' is {}; it cannot be trained", entry.name, name_of(entry.dtype)));
+      throw UsageError(fmt::format(
+          "parameter '{}' is {}; it cannot be trained", entry.name,
+          entry.is_expanded() ? "expanded (many of its elements are one in memory)" : name_of(entry.dtype)));
     added.push_back(i);
     bytes += entry.gradient_bytes();
     slab_bytes += entry.slab_bytes();

@@ -74,10 +74,8 @@ SessionOwner SessionOwner::make(const Config& config, const Prepared& prepared) 
   session.control().assignment = {
       team, session::even_shares(static_cast<std::uint32_t>(config.grad_accumulation_steps))};
   session.control().assignments.store(1);
-  if (!config.checkpoint.resume.empty()) {
+  if (!config.checkpoint.resume.empty())
     checkpoint::restore(checkpoint::open(config.checkpoint.resume), session, manifest);
-    replica::scatter_shared_parameters(session, manifest);
-  }
   session.publish();
   base::log().info("the session has {:.1f} MiB: model '{}' of {} tensors, data source '{}'",
                    double(session.used_bytes(config.nprocs)) / (1 << 20), config.model.kind,

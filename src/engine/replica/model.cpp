@@ -8,18 +8,19 @@
 #include <tuple>
 
 #include "accelmgr/errors.hpp"
-#include "engine/replica/strided.hpp"
+#include "engine/session/strided.hpp"
 
 namespace accelmgr::replica {
 namespace {
 
-std::int64_t count_of(const Tensor& tensor) {
-  std::int64_t count = 1;
-  for (const auto size : tensor.shape) count *= size;
+std::uint64_t count_of(std::span<const std::int64_t> shape) {
+  std::uint64_t count = 1;
+  for (const auto size : shape) count *= static_cast<std::uint64_t>(size);
   return count;
 }
+std::uint64_t count_of(const Tensor& tensor) { return count_of(tensor.shape); }
 
-bool is_dense(const Tensor& tensor) {
+bool is_row_major(const Tensor& tensor) {
   std::int64_t expected = 1;
   for (std::size_t d = tensor.shape.size(); d-- > 0;) {
     if (tensor.shape[d] != 1 && tensor.strides[d] != expected) return false;
@@ -27,6 +28,8 @@ bool is_dense(const Tensor& tensor) {
   }
   return true;
 }
+
+bool is_compact(const Tensor& tensor) { return session::is_compact(tensor.shape, tensor.strides); }
 
 /// The bytes from the first to the last element; an empty range for a tensor without elements.
 std::pair<const std::byte*, const std::byte*> range_of(const Tensor& tensor) {
@@ -38,6 +41,15 @@ std::pair<const std::byte*, const std::byte*> range_of(const Tensor& tensor) {
 
 std::string text_of(DType dtype, std::span<const std::int64_t> shape) {
   return fmt::format("{} [{}]", name_of(dtype), fmt::join(shape, ", "));
+}
+
+/// In the session: a parameter keeps the order of its elements in memory, but no gaps. A frozen one that is
+/// expanded stays so.
+std::vector<std::int64_t> strides_of(const Tensor& parameter) {
+  const auto stored =
+      parameter.requires_grad ? parameter.shape : session::stored_shape(parameter.shape, parameter.strides);
+  return session::is_compact(stored, parameter.strides) ? parameter.strides
+                                                        : session::dense_strides(parameter.shape);
 }
 
 session::Group group_of(const Tensor& parameter) {
@@ -84,7 +96,7 @@ void find_shared(ModelTensors& model) {
   // A parameter that contains others comes before them.
   std::sort(ranges.begin(), ranges.end(), [&](const Range& a, const Range& b) {
     const auto rank = [&](const Range& r) {
-      return std::tuple(r.begin, -(r.end - r.begin), !is_dense(model.parameters[r.index]), r.index);
+      return std::tuple(r.begin, -(r.end - r.begin), !is_row_major(model.parameters[r.index]), r.index);
     };
     return rank(a) < rank(b);
   });
@@ -95,7 +107,7 @@ void find_shared(ModelTensors& model) {
       continue;
     }
     const auto& tensor = model.parameters[range.index];
-    if (range.end > owner->end || !is_dense(model.parameters[owner->index]) ||
+    if (range.end > owner->end || !is_compact(model.parameters[owner->index]) ||
         tensor.dtype != model.parameters[owner->index].dtype)
       throw ModelError(
           fmt::format("parameters '{}' and '{}' overlap in memory, and neither lies within the other as a "
@@ -105,6 +117,7 @@ void find_shared(ModelTensors& model) {
     entry.shares = static_cast<std::int64_t>(owner->index);
     entry.shared_offset = static_cast<std::uint64_t>(range.begin - owner->begin) / size_of(tensor.dtype);
     entry.strides = tensor.strides;
+    entry.count = count_of(tensor);
   }
 }
 
@@ -121,37 +134,18 @@ class Names {
   std::map<std::string, std::uintptr_t> owners_;
 };
 
-/// In the session, a tensor is dense and row-major.
+/// In the session, a buffer is row-major without gaps.
 void copy_to(std::byte* to, const Tensor& from) {
-  copy_strided(to, dense_strides(from.shape), from.data, from.strides, from.shape, size_of(from.dtype));
+  session::copy_strided(to, session::dense_strides(from.shape), from.data, from.strides, from.shape,
+                        size_of(from.dtype));
 }
 
 void copy_from(const Tensor& to, const std::byte* from) {
-  copy_strided(to.data, to.strides, from, dense_strides(to.shape), to.shape, size_of(to.dtype));
-}
-
-/// Calls body(its own place, the place of its values, its entry, bytes of an element) for each parameter that
-/// shares another's memory.
-template <class Body>
-void for_shared(const session::HostView& host, const session::Manifest& manifest, Body&& body) {
-  const auto places = places_of(host.parameters(), manifest);
-  for (std::size_t i = 0; i < manifest.tensors.size(); ++i) {
-    const auto& entry = manifest.tensors[i];
-    if (entry.shares >= 0) body(host.parameters() + entry.offset, places[i], entry, size_of(entry.dtype));
-  }
+  session::copy_strided(to.data, to.strides, from, session::dense_strides(to.shape), to.shape,
+                        size_of(to.dtype));
 }
 
 }  // namespace
-
-std::vector<std::int64_t> dense_strides(std::span<const std::int64_t> shape) {
-  std::vector<std::int64_t> strides(shape.size());
-  std::int64_t next = 1;
-  for (std::size_t d = shape.size(); d-- > 0;) {
-    strides[d] = next;
-    next *= std::max<std::int64_t>(shape[d], 1);
-  }
-  return strides;
-}
 
 ModelTensors tensors_of(const Description& description) {
   if (description.parameters.empty()) throw ModelError("the model has no parameters");
@@ -168,6 +162,7 @@ ModelTensors tensors_of(const Description& description) {
       out.manifest.tensors[at->second].aliases.push_back(parameter.name);
       continue;
     }
+    const auto strides = strides_of(parameter);
     out.parameters.push_back(parameter);
     out.manifest.tensors.push_back({.name = parameter.name,
                                     .aliases = {},
@@ -175,8 +170,10 @@ ModelTensors tensors_of(const Description& description) {
                                     .dtype = parameter.dtype,
                                     .runner_dtype = parameter.dtype,
                                     .rounds = parameter.rounds,
-                                    .count = static_cast<std::uint64_t>(count_of(parameter)),
-                                    .group = group_of(parameter)});
+                                    .count = count_of(session::stored_shape(parameter.shape, strides)),
+                                    .group = group_of(parameter),
+                                    .strides = strides,
+                                    .persistent = parameter.persistent});
   }
   out.manifest.set_precision({});
   find_shared(out);
@@ -190,14 +187,13 @@ ModelTensors tensors_of(const Description& description) {
       continue;
     }
     out.buffers.push_back(buffer);
-    out.manifest.buffers.push_back(
-        {.name = buffer.name,
-         .aliases = {},
-         .shape = buffer.shape,
-         .dtype = buffer.dtype,
-         .offset = 0,
-         .bytes = static_cast<std::uint64_t>(count_of(buffer)) * size_of(buffer.dtype),
-         .persistent = buffer.persistent});
+    out.manifest.buffers.push_back({.name = buffer.name,
+                                    .aliases = {},
+                                    .shape = buffer.shape,
+                                    .dtype = buffer.dtype,
+                                    .offset = 0,
+                                    .bytes = count_of(buffer) * size_of(buffer.dtype),
+                                    .persistent = buffer.persistent});
   }
   return out;
 }
@@ -226,14 +222,8 @@ void check_same(const ModelTensors& model, const session::Manifest& manifest) {
 
 std::vector<Place> places_of(std::byte* parameters, const session::Manifest& manifest) {
   std::vector<Place> places;
-  for (const auto& entry : manifest.tensors) {
-    if (entry.shares < 0) {
-      places.push_back({parameters + entry.offset, dense_strides(entry.shape)});
-      continue;
-    }
-    const auto& owner = manifest.tensors[static_cast<std::size_t>(entry.shares)];
-    places.push_back({parameters + owner.offset + entry.shared_offset * size_of(owner.dtype), entry.strides});
-  }
+  for (const auto& entry : manifest.tensors)
+    places.push_back({parameters + manifest.values_of(entry), entry.value_strides()});
   return places;
 }
 
@@ -241,8 +231,8 @@ void store_initial(const ModelTensors& model, session::Session& session, const s
   const auto places = places_of(session.parameters(), manifest);
   for (std::size_t i = 0; model.has_values && i < model.parameters.size(); ++i) {
     const auto& parameter = model.parameters[i];
-    copy_strided(places[i].data, places[i].strides, parameter.data, parameter.strides, parameter.shape,
-                 size_of(parameter.dtype));
+    session::copy_strided(places[i].data, places[i].strides, parameter.data, parameter.strides,
+                          parameter.shape, size_of(parameter.dtype));
   }
   for (int rank = 0; rank < session.ranks(); ++rank)
     store_buffers(model.buffers, manifest, session.buffers(0, rank));
@@ -256,18 +246,6 @@ void store_buffers(const std::vector<Tensor>& buffers, const session::Manifest& 
 void load_buffers(const std::vector<Tensor>& buffers, const session::Manifest& manifest,
                   const std::byte* copy) {
   for (std::size_t i = 0; i < buffers.size(); ++i) copy_from(buffers[i], copy + manifest.buffers[i].offset);
-}
-
-void gather_shared_parameters(const session::HostView& host, const session::Manifest& manifest) {
-  for_shared(host, manifest, [](std::byte* own, const Place& values, const auto& entry, std::size_t bytes) {
-    copy_strided(own, dense_strides(entry.shape), values.data, values.strides, entry.shape, bytes);
-  });
-}
-
-void scatter_shared_parameters(const session::HostView& host, const session::Manifest& manifest) {
-  for_shared(host, manifest, [](std::byte* own, const Place& values, const auto& entry, std::size_t bytes) {
-    copy_strided(values.data, values.strides, own, dense_strides(entry.shape), entry.shape, bytes);
-  });
 }
 
 }  // namespace accelmgr::replica

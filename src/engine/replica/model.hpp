@@ -7,7 +7,6 @@
 #include "engine/replica/replica.hpp"
 #include "engine/session/manifest.hpp"
 #include "engine/session/session.hpp"
-#include "engine/session/views.hpp"
 
 namespace accelmgr::replica {
 
@@ -38,13 +37,5 @@ void store_initial(const ModelTensors& model, session::Session& session, const s
 void store_buffers(const std::vector<Tensor>& buffers, const session::Manifest& manifest, std::byte* copy);
 void load_buffers(const std::vector<Tensor>& buffers, const session::Manifest& manifest,
                   const std::byte* copy);
-
-/// A parameter that shares another's memory also has a place of its own in the master, which only checkpoints
-/// use. gather copies the values of these parameters there, scatter copies them back.
-void gather_shared_parameters(const session::HostView& host, const session::Manifest& manifest);
-void scatter_shared_parameters(const session::HostView& host, const session::Manifest& manifest);
-
-/// The strides of a row-major tensor without gaps.
-std::vector<std::int64_t> dense_strides(std::span<const std::int64_t> shape);
 
 }  // namespace accelmgr::replica

@@ -40,7 +40,7 @@ struct Tensor {
   std::byte* data = nullptr;            ///< The first element.
   std::uintptr_t identity = 0;          ///< Entries with the same value are one tensor under several names.
   bool requires_grad = true;            ///< For parameters only.
-  bool persistent = true;               ///< For buffers only: part of the state dict.
+  bool persistent = true;               ///< Part of the state dict.
   bool rounds = true;  ///< For parameters only: `runners.parameters: bf16` is for this one, too.
 };
 

@@ -8,6 +8,7 @@
 
 #include "accelmgr/errors.hpp"
 #include "base/checked_fields.hpp"
+#include "engine/session/strided.hpp"
 
 namespace accelmgr::session {
 namespace {
@@ -30,7 +31,8 @@ std::string encode(const Manifest& manifest) {
                        {"group", static_cast<std::uint32_t>(t.group)},
                        {"shares", t.shares},
                        {"shared_offset", t.shared_offset},
-                       {"strides", t.strides}});
+                       {"strides", t.strides},
+                       {"persistent", t.persistent}});
   for (const auto& b : manifest.buffers)
     buffers.push_back({{"name", b.name},
                        {"aliases", b.aliases},
@@ -84,8 +86,10 @@ Manifest decode(const std::string& text) {
                                                   .group = static_cast<Group>(group),
                                                   .shares = e.number<std::int64_t>("shares", -1),
                                                   .shared_offset = e.number<std::uint64_t>("shared_offset"),
-                                                  .strides = e.numbers<std::int64_t>("strides", 0)});
-    t.count = product(t.shape);
+                                                  .strides = e.numbers<std::int64_t>("strides", 0),
+                                                  .persistent = e.flag("persistent")});
+    const bool own_strides = t.shares < 0 && t.strides.size() == t.shape.size();
+    t.count = product(own_strides ? stored_shape(t.shape, t.strides) : t.shape);
   }
   for (const auto& e : all.objects("buffers")) {
     auto& b = manifest.buffers.emplace_back(BufferEntry{.name = e.text("name"),
@@ -125,14 +129,26 @@ std::uint64_t end_of_view(std::uint64_t first, const std::vector<std::int64_t>& 
   return last + 1;
 }
 
+void check_strides(const TensorEntry& t) {
+  check(t.strides.size() == t.shape.size(), "tensor", t.name, "the number of strides", t.strides.size(),
+        std::to_string(t.shape.size()));
+}
+
+void check_own(const TensorEntry& t) {
+  if (t.strides.empty()) return;
+  check_strides(t);
+  const auto stored = t.group == Group::frozen ? stored_shape(t.shape, t.strides) : t.shape;
+  check(t.count == 0 || is_compact(stored, t.strides), "tensor", t.name, "the end of its values",
+        end_of_view(0, t.shape, t.strides), fmt::format("{}, without gaps and overlaps", t.count));
+}
+
 void check_shared(const Manifest& manifest, std::size_t index) {
   const auto& t = manifest.tensors[index];
   const auto owner = static_cast<std::uint64_t>(t.shares);
   const bool is_owner =
       owner < manifest.tensors.size() && owner != index && manifest.tensors[owner].shares < 0;
   check(is_owner, "tensor", t.name, "shares", owner, "the number of a tensor with values of its own");
-  check(t.strides.size() == t.shape.size(), "tensor", t.name, "the number of strides", t.strides.size(),
-        std::to_string(t.shape.size()));
+  check_strides(t);
   if (t.count == 0) return;
   const auto& of = manifest.tensors[owner];
   check(of.dtype == t.dtype, "tensor", t.name, "dtype", static_cast<std::uint64_t>(t.dtype),
@@ -165,7 +181,10 @@ void set_tensors(Manifest& manifest, const Header& header) {
               (!t.has_room() || (fits(t.gradient, t.gradient_bytes(), header.bytes.gradient_room) &&
                                  fits(t.slab, t.slab_bytes(), header.bytes.slab_room))),
           "tensor", t.name, "count", t.count, "small enough to end within the regions of the session");
-    if (t.shares >= 0) check_shared(manifest, i);
+    if (t.shares >= 0)
+      check_shared(manifest, i);
+    else
+      check_own(t);
   }
   if (bytes != header.bytes)
     throw SessionError(fmt::format(
@@ -218,12 +237,33 @@ std::uint64_t elements_in(DType dtype) noexcept {
 
 std::uint64_t TensorEntry::elements() const noexcept { return count * elements_in(dtype); }
 
+std::vector<std::int64_t> TensorEntry::value_strides() const {
+  return strides.empty() ? dense_strides(shape) : strides;
+}
+
+std::vector<std::int64_t> TensorEntry::gradient_strides() const {
+  return !strides.empty() && is_compact(shape, strides) ? strides : dense_strides(shape);
+}
+
 DType TensorEntry::gradient_dtype() const noexcept {
   return element_of(dtype) == types.master ? dtype : DType::float32;
 }
 
+bool TensorEntry::is_expanded() const noexcept {
+  if (shares >= 0 || strides.size() != shape.size()) return false;  // Not checked yet, or row-major.
+  for (std::size_t d = 0; d < shape.size(); ++d)
+    if (strides[d] == 0 && shape[d] > 1) return true;
+  return false;
+}
+
 bool TensorEntry::has_room() const noexcept {
-  return group != Group::frozen || element_of(dtype).has_value();
+  return group != Group::frozen || (element_of(dtype).has_value() && !is_expanded());
+}
+
+std::uint64_t Manifest::values_of(const TensorEntry& tensor) const {
+  if (tensor.shares < 0) return tensor.offset;
+  return tensors[static_cast<std::size_t>(tensor.shares)].offset +
+         tensor.shared_offset * size_of(tensor.dtype);
 }
 
 void Manifest::set_precision(const Precision& wanted) {

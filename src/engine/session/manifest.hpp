@@ -26,24 +26,31 @@ struct TensorEntry {
   DType runner_dtype = DType::float32;  ///< In runners, and that of the gradients that they compute.
   bool rounds = true;                   ///< Precision::bf16_runners is for it.
   ElementTypes types{};                 ///< Of its gradients; of no use if it cannot be trained.
-  std::uint64_t count = 0;              ///< Of its values.
+  std::uint64_t count = 0;              ///< Of its values in memory: fewer than by shape if it is expanded.
   std::uint64_t offset = 0;             ///< Where its values begin in the parameters, unless `shares` is set.
   std::uint64_t gradient = 0, slab = 0;  ///< Where its gradient begins in the gradients, and in a slab.
   Group group = Group::decay;
   /// A parameter that is tied to another one by storage (one memory, two gradients) has its values there:
-  /// from element `shared_offset` of tensors[shares] on, with `strides`. -1: the parameter has its own
-  /// memory.
+  /// from element `shared_offset` of tensors[shares] on. -1: the parameter has its own memory.
   std::int64_t shares = -1;
   std::uint64_t shared_offset = 0;
+  /// Of its values, in elements. Values that have their own memory fill it in any order of the dimensions.
+  /// Those of a frozen parameter may be expanded: the stride of a dimension is 0, and its elements are one in
+  /// memory. Empty: row-major.
   std::vector<std::int64_t> strides{};
+  bool persistent = true;  ///< Part of the model's state dict and of checkpoints.
 
   std::uint64_t bytes() const noexcept { return count * size_of(dtype); }
+  std::vector<std::int64_t> value_strides() const;
+  /// Those of its values unless these have gaps or overlap: as autograd lays out gradients.
+  std::vector<std::int64_t> gradient_strides() const;
   /// Of its gradient: a complex number is two elements.
   std::uint64_t elements() const noexcept;
   std::uint64_t gradient_bytes() const noexcept { return elements() * bytes_of(types.master); }
   std::uint64_t slab_bytes() const noexcept { return elements() * bytes_of(types.slab); }
   /// The dtype of the master's gradient.
   DType gradient_dtype() const noexcept;
+  bool is_expanded() const noexcept;
   /// Whether there is room for a gradient: it is trained, or may be unfrozen.
   bool has_room() const noexcept;
 };
@@ -92,6 +99,8 @@ struct Manifest {
   std::vector<FieldEntry> fields;
   Precision precision{};
 
+  /// Where the values of a tensor begin in the parameters.
+  std::uint64_t values_of(const TensorEntry& tensor) const;
   /// Sets runner_dtype and types of all tensors.
   void set_precision(const Precision& wanted);
   /// Sets offset, gradient and slab of all tensors. In memory the tensors of a group lie together, in the

@@ -2,6 +2,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/add.h>
+#include <ATen/ops/empty_strided.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -11,7 +12,10 @@ namespace accelmgr::libtorch {
 
 at::Tensor dense_gradient(const at::Tensor& parameter) {
   const auto dense = parameter.grad().is_sparse() ? parameter.grad().to_dense() : parameter.grad();
-  return dense.contiguous().resolve_conj().resolve_neg();
+  auto resolved = dense.resolve_conj().resolve_neg();
+  if (parameter.is_contiguous() || !parameter.is_non_overlapping_and_dense()) return resolved.contiguous();
+  if (resolved.strides() == parameter.strides()) return resolved;
+  return at::empty_strided(parameter.sizes(), parameter.strides(), resolved.options()).copy_(resolved);
 }
 
 using torch::autograd::PostAccumulateGradHook;

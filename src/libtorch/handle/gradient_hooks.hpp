@@ -21,7 +21,7 @@
 
 namespace accelmgr::libtorch {
 
-/// The gradient of a parameter, dense and row-major.
+/// The gradient of a parameter, dense, in the order in memory that TensorEntry::gradient_strides() says.
 at::Tensor dense_gradient(const at::Tensor& parameter);
 
 /// Used by one thread; hooks run on the thread that computes backward().

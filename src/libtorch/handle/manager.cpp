@@ -1,6 +1,7 @@
 #include "accelmgr/manager.hpp"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/equal.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
@@ -56,7 +57,7 @@ Views::Views(const std::shared_ptr<const session::Session>& session, const sessi
     const bool frozen = entry.group == session::Group::frozen;
     auto gradient = frozen ? no_gradient(entry)
                            : owning_view(session, host.gradients() + entry.gradient, entry.gradient_dtype(),
-                                         entry.shape, replica::dense_strides(entry.shape));
+                                         entry.shape, entry.gradient_strides());
     if (!frozen) {
       parameter.set_requires_grad(true);
       if (gradient.scalar_type() == parameter.scalar_type()) parameter.mutable_grad() = gradient;
@@ -101,6 +102,13 @@ std::string type_text(const at::Tensor& tensor) {
                      fmt::join(tensor.sizes(), ", "));
 }
 
+/// The part of `value` that is in memory in `of`, which may be expanded.
+at::Tensor stored(at::Tensor value, const at::Tensor& of) {
+  for (std::int64_t d = 0; d < of.dim(); ++d)
+    if (of.stride(d) == 0 && of.size(d) > 1) value = value.narrow(d, 0, 1);
+  return value;
+}
+
 /// Throws ModelError unless copying `value` over `current`, a parameter, cannot fail.
 void check_replacement(const NamedTensor& current, const at::Tensor& value) {
   constexpr const char* call = "update_model_parameters";
@@ -108,6 +116,12 @@ void check_replacement(const NamedTensor& current, const at::Tensor& value) {
   if (value.sizes() != current.tensor.sizes() || value.scalar_type() != current.tensor.scalar_type())
     throw ModelError(fmt::format("{}: '{}' is {}, but the tensor passed for it is {}; nothing was changed",
                                  call, current.name, type_text(current.tensor), type_text(value)));
+  if (const auto part = stored(value, current.tensor);
+      part.sizes() != value.sizes() && !at::equal(part.expand_as(value), value))
+    throw ModelError(
+        fmt::format("{}: '{}' is expanded (many of its elements are one in memory), but they differ in the "
+                    "tensor passed for it; nothing was changed",
+                    call, current.name));
 }
 
 /// Refers to the memory of `dense`, which must be row-major without gaps and outlive the result.
@@ -269,6 +283,7 @@ std::vector<NamedTensor> Manager::state_dict() const {
     for (const auto& alias : entry->aliases) out.push_back({alias, copy});
   }
   for (std::size_t i = 0; i < manifest.tensors.size(); ++i) {
+    if (!manifest.tensors[i].persistent) continue;
     const auto& [name, tensor] = state_->views->parameters[i];
     const auto copy = tensor.detach().clone();
     out.push_back({name, copy});
@@ -295,7 +310,10 @@ void Manager::update_model_parameters(std::span<const at::Tensor> values) {
   for (std::size_t i = 0; i < values.size(); ++i) check_replacement(parameters[i], values[i]);
   const at::NoGradGuard no_grad;
   const auto bracket = writing();
-  for (std::size_t i = 0; i < values.size(); ++i) parameters[i].tensor.copy_(values[i]);
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const auto& current = parameters[i].tensor;
+    stored(current, current).copy_(stored(values[i], current));
+  }
 }
 
 void Manager::update_buffers(const std::vector<NamedTensor>& values) {

@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "accelmgr/errors.hpp"
-#include "engine/replica/model.hpp"
+#include "engine/session/strided.hpp"
 
 namespace accelmgr::tensor {
 namespace {
@@ -81,7 +81,7 @@ at::Tensor view(std::byte* memory, DType dtype, std::span<const std::int64_t> sh
 }
 
 at::Tensor view(std::byte* memory, DType dtype, std::span<const std::int64_t> shape) {
-  return view(memory, dtype, shape, replica::dense_strides(shape));
+  return view(memory, dtype, shape, session::dense_strides(shape));
 }
 
 replica::Description describe(const std::vector<NamedTensor>& parameters,

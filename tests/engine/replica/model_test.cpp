@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "accelmgr/errors.hpp"
+#include "engine/session/strided.hpp"
 
 namespace accelmgr::replica {
 namespace {
@@ -23,7 +24,7 @@ class Values {
   static Tensor tensor(const std::string& name, float* data, std::vector<std::int64_t> shape,
                        std::vector<std::int64_t> strides = {}) {
     static std::uintptr_t identities = 0;
-    if (strides.empty()) strides = dense_strides(shape);
+    if (strides.empty()) strides = session::dense_strides(shape);
     return {.name = name,
             .dtype = DType::float32,
             .shape = std::move(shape),
@@ -177,7 +178,8 @@ TEST_F(ModelTest, ASessionBeginsWithTheModelsValues) {
   const auto transposed = Values::tensor("transposed", memory.data(), {3, 2}, {1, 3});
   Stored stored({{transposed}, {values.parameter("count", {2}, 9)}});
   const auto* master = floats(stored.session.parameters());
-  EXPECT_EQ(std::vector<float>(master, master + 6), (std::vector<float>{1, 4, 2, 5, 3, 6}));
+  EXPECT_EQ(std::vector<float>(master, master + 6), std::vector<float>(memory.begin(), memory.end()));
+  EXPECT_EQ(places_of(stored.session.parameters(), stored.manifest)[0].strides, transposed.strides);
   for (auto* copy :
        {stored.session.buffers(0, 0), stored.session.buffers(0, 1), stored.session.result_buffers(0)})
     EXPECT_EQ(floats(copy)[1], 9);
@@ -190,13 +192,45 @@ TEST_F(ModelTest, ParametersThatShareMemoryDoSoInTheMaster) {
                  {}});
   const auto places = places_of(stored.session.parameters(), stored.manifest);
   EXPECT_EQ(places[0].data, places[1].data);
-  auto* matrix = floats(places[1].data);
-  matrix[2] = 7;
-  gather_shared_parameters(stored.session, stored.manifest);
-  EXPECT_EQ(floats(stored.session.parameters() + stored.manifest.tensors[0].offset)[2 * 3], 7);
-  matrix[2] = 0;
-  scatter_shared_parameters(stored.session, stored.manifest);
-  EXPECT_EQ(matrix[2], 7);
+}
+
+TEST_F(ModelTest, AParameterKeepsItsOrderInMemoryButNoGaps) {
+  std::array<float, 12> memory{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11};
+  std::array<float, 6> other{};
+  Stored stored({{Values::tensor("last", other.data(), {1, 3, 2, 1}, {6, 1, 3, 3}),
+                  Values::tensor("gaps", memory.data(), {2, 3}, {2, 4})},
+                 {}});
+  const auto& last = stored.manifest.tensors[0];
+  EXPECT_EQ(last.value_strides(), (std::vector<std::int64_t>{6, 1, 3, 3}));
+  EXPECT_EQ(last.gradient_strides(), last.value_strides());
+  const auto place = places_of(stored.session.parameters(), stored.manifest)[1];
+  EXPECT_EQ(place.strides, (std::vector<std::int64_t>{3, 1}));
+  EXPECT_EQ(std::vector<float>(floats(place.data), floats(place.data) + 6),
+            (std::vector<float>{0, 4, 8, 2, 6, 10}));
+}
+
+TEST_F(ModelTest, AFrozenParameterThatIsExpandedHasTheMemoryOfItsStorage) {
+  std::array<float, 3> memory{1, 2, 3};
+  auto frozen = Values::tensor("frozen", memory.data(), {1000, 3}, {0, 1});
+  auto trained = frozen;
+  trained.name = "trained";
+  frozen.requires_grad = false;
+  Stored stored({{frozen}, {}});
+  EXPECT_EQ(stored.manifest.tensors[0].count, 3u);
+  EXPECT_EQ(places_of(stored.session.parameters(), stored.manifest)[0].strides, frozen.strides);
+  EXPECT_EQ(floats(stored.session.parameters())[2], 3);
+  EXPECT_EQ(tensors_of({{trained}, {}}).manifest.tensors[0].count, 3000u) << "it could not be written to";
+}
+
+TEST_F(ModelTest, TheGradientOfAPartOfAnotherParameterIsRowMajor) {
+  std::array<float, 12> memory{};
+  const auto& tensors = tensors_of({{Values::tensor("matrix", memory.data(), {3, 4}),
+                                     Values::tensor("column", memory.data() + 1, {3, 1}, {4, 1}),
+                                     Values::tensor("transposed", memory.data(), {4, 3}, {1, 4})},
+                                    {}})
+                            .manifest.tensors;
+  EXPECT_EQ(tensors[1].gradient_strides(), (std::vector<std::int64_t>{1, 1}));
+  EXPECT_EQ(tensors[2].gradient_strides(), (std::vector<std::int64_t>{1, 4}));
 }
 
 TEST_F(ModelTest, AnotherModelThanTheMastersIsRefused) {

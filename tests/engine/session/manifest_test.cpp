@@ -36,7 +36,8 @@ TEST(Manifest, ReadsBackFromAnotherMapping) {
   manifest.tensors = {{.name = "w0",
                        .aliases = {"tied.a", "a name of more than fifteen characters"},
                        .shape = {2, 3},
-                       .count = 6},
+                       .count = 6,
+                       .strides = {1, 2}},
                       {.name = "w1",
                        .aliases = {},
                        .shape = {3},
@@ -49,7 +50,14 @@ TEST(Manifest, ReadsBackFromAnotherMapping) {
                        .count = 2,
                        .shares = 0,
                        .shared_offset = 0,
-                       .strides = {4}}};
+                       .strides = {4}},
+                      {.name = "expanded",
+                       .aliases = {},
+                       .shape = {5, 3, 7},
+                       .count = 3,
+                       .group = Group::frozen,
+                       .strides = {0, 1, 0},
+                       .persistent = false}};
   manifest.set_precision({.bf16_runners = true, .bf16_slabs = true});
   manifest.buffers = {{.name = "mean", .shape = {2}, .bytes = 8},
                       {.name = "batches",
@@ -62,11 +70,12 @@ TEST(Manifest, ReadsBackFromAnotherMapping) {
                      {.name = "target", .shape = {}, .dtype = DType::uint8, .element_bytes = 1}};
   auto made = session_of(manifest, 2);
   const auto read = read_manifest(Session::attach(fds_of(made)));
-  ASSERT_EQ(read.tensors.size(), 3u);
+  ASSERT_EQ(read.tensors.size(), 4u);
   EXPECT_EQ(read.tensors[0].name, "w0");
   EXPECT_EQ(read.tensors[0].aliases, manifest.tensors[0].aliases);
   EXPECT_EQ(read.tensors[0].shape, manifest.tensors[0].shape);
-  for (std::size_t i = 0; i < 3; ++i) {
+  EXPECT_EQ(read.tensors[0].strides, manifest.tensors[0].strides);
+  for (std::size_t i = 0; i < 4; ++i) {
     EXPECT_EQ(read.tensors[i].dtype, manifest.tensors[i].dtype);
     EXPECT_EQ(read.tensors[i].runner_dtype, manifest.tensors[i].runner_dtype);
     EXPECT_EQ(read.tensors[i].types, manifest.tensors[i].types);
@@ -78,6 +87,10 @@ TEST(Manifest, ReadsBackFromAnotherMapping) {
   EXPECT_EQ(read.tensors[1].shares, -1);
   EXPECT_EQ(read.tensors[2].shares, 0);
   EXPECT_EQ(read.tensors[2].strides, manifest.tensors[2].strides);
+  EXPECT_TRUE(read.tensors[2].persistent);
+  EXPECT_EQ(read.tensors[3].count, 3u);
+  EXPECT_FALSE(read.tensors[3].has_room()) << "an expanded tensor cannot be trained";
+  EXPECT_FALSE(read.tensors[3].persistent);
   EXPECT_EQ(read.buffers[1].name, "batches");
   EXPECT_EQ(read.buffers[1].aliases.at(0), "count");
   EXPECT_EQ(read.buffers[1].dtype, DType::int64);
@@ -85,6 +98,34 @@ TEST(Manifest, ReadsBackFromAnotherMapping) {
   EXPECT_TRUE(read.buffers[0].persistent);
   EXPECT_EQ(read.fields.at(0).element_bytes, 1024u);
   EXPECT_EQ(read.fields.at(1).offset, manifest.fields[1].offset);
+}
+
+TEST(Manifest, StridesThatLeaveTheValuesOfATensorAreRefused) {
+  const auto refusal = [](std::vector<std::int64_t> strides, Group group) -> std::string {
+    Manifest manifest;
+    manifest.tensors = {{.name = "w",
+                         .aliases = {},
+                         .shape = {2, 3},
+                         .count = group == Group::frozen && strides.at(0) == 0 ? 3u : 6u,
+                         .group = group,
+                         .strides = strides}};
+    manifest.set_precision({});
+    auto made = session_of(manifest, 1);
+    try {
+      read_manifest(Session::attach(fds_of(made)));
+    } catch (const SessionError& error) {
+      return error.what();
+    }
+    return {};
+  };
+  EXPECT_EQ(refusal({1, 2}, Group::decay), "");
+  EXPECT_EQ(refusal({0, 1}, Group::frozen), "");
+  EXPECT_NE(refusal({4, 1}, Group::decay).find("tensor 'w': the end of its values is 7; it must be 6"),
+            std::string::npos);
+  EXPECT_NE(refusal({0, 1}, Group::decay), "");
+  EXPECT_NE(refusal({1, 1}, Group::frozen), "");
+  EXPECT_NE(refusal({0}, Group::frozen), "");
+  EXPECT_NE(refusal({1}, Group::decay).find("the number of strides is 1; it must be 2"), std::string::npos);
 }
 
 TEST(Manifest, GroupsLieNextToEachOther) {

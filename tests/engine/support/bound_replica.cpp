@@ -1,8 +1,8 @@
 #include "engine/support/bound_replica.hpp"
 
 #include "engine/replica/model.hpp"
-#include "engine/replica/strided.hpp"
 #include "engine/session/layout.hpp"
+#include "engine/session/strided.hpp"
 
 namespace accelmgr::test {
 
@@ -31,8 +31,8 @@ BoundReplica::BoundReplica(std::unique_ptr<replica::Replica> replica, std::uint6
       places_.push_back({first + entry.shared_offset * bytes, entry.strides});
       continue;
     }
-    places_.push_back({pages(entry.count * bytes), replica::dense_strides(entry.shape)});
-    replica::copy_strided(places_.back().data, places_.back().strides, from.data, from.strides, from.shape,
+    places_.push_back({pages(entry.count * bytes), entry.value_strides()});
+    session::copy_strided(places_.back().data, places_.back().strides, from.data, from.strides, from.shape,
                           bytes);
   }
   replica_->bind(manifest_, places_, sink_);

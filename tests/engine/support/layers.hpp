@@ -9,6 +9,7 @@
 #include <span>
 #include <vector>
 
+#include "engine/session/strided.hpp"
 #include "engine/support/network.hpp"
 
 namespace accelmgr::test {
@@ -53,10 +54,11 @@ View<T> values_of(const Variable& v) {
 /// The gradient of a variable, to add to. Marks the variable as used.
 template <class T>
 View<T> gradient_of(Variable& v) {
-  auto* data = reinterpret_cast<T*>(v.gradient.data());
   v.used = true;
-  const auto columns = static_cast<std::size_t>(v.shape.back());
-  return {data, v.shape.size() == 1 ? 1 : static_cast<std::size_t>(v.shape[0]), columns, columns, 1};
+  auto view = values_of<T>(v);
+  view.data = reinterpret_cast<T*>(v.gradient.data());
+  if (session::is_compact(v.shape, v.strides)) return view;
+  return {view.data, view.rows, view.columns, view.columns, 1};
 }
 
 /// x times weight^T, like torch.nn.functional.linear.

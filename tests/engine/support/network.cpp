@@ -4,14 +4,14 @@
 
 #include "accelmgr/errors.hpp"
 #include "elements.hpp"
-#include "engine/replica/model.hpp"
+#include "engine/session/strided.hpp"
 
 namespace accelmgr::test {
 namespace {
 
 Variable zeros(const std::string& name, DType dtype, std::vector<std::int64_t> shape) {
   Variable variable{.name = name, .dtype = dtype, .shape = std::move(shape)};
-  variable.strides = replica::dense_strides(variable.shape);
+  variable.strides = session::dense_strides(variable.shape);
   variable.own.resize(variable.elements() * size_of(dtype));
   variable.values = variable.own.data();
   return variable;

@@ -27,7 +27,8 @@ struct Variable {
   std::vector<std::string> aliases{};  ///< Further names of the same variable.
   bool requires_grad = true;
   std::vector<std::byte> own{};
-  std::vector<std::byte> gradient{};  ///< Row-major; set by backward() if `used` is true.
+  std::vector<std::byte> gradient{};  ///< In the order that TensorEntry::gradient_strides() says;
+                                      ///< set by backward() if `used` is true.
   bool used = false;
 
   std::size_t elements() const;

@@ -13,6 +13,7 @@
 #include <optional>
 
 #include "engine/replica/model.hpp"
+#include "engine/session/strided.hpp"
 #include "engine/support/bound_replica.hpp"
 #include "engine/support/fake_device_replica.hpp"
 #include "engine/support/layers.hpp"
@@ -37,7 +38,7 @@ class Elements {
   Elements(DType dtype, std::int64_t elements, std::int64_t width, std::int64_t index) {
     std::mt19937_64 random(static_cast<std::uint64_t>(index) + 100);
     Variable input{.name = "input", .dtype = dtype, .shape = {elements, width}};
-    input.strides = replica::dense_strides(input.shape);
+    input.strides = session::dense_strides(input.shape);
     input_.resize(input.elements() * size_of(dtype));
     input.values = input_.data();
     dtype == DType::float64 ? fill_normal<double>(input, 1, random) : fill_normal<float>(input, 1, random);
@@ -126,12 +127,15 @@ TEST_P(Replicas, GradientsAreThoseOfFiniteDifferencesForAnyShape) {
       const auto i = *rc::gen::inRange<std::size_t>(0, gradient.size());
       const auto& place = one->place(index);
       const auto offset = offset_of(i, entry.shape, place.strides);
-      auto expected = gradient[i];
+      const auto at = [](const auto& numbers, std::size_t element, const session::TensorEntry& of) {
+        return numbers[offset_of(element, of.shape, of.gradient_strides())];
+      };
+      auto expected = at(gradient, i, entry);
       if (partner) {
         const auto& other = one->manifest().tensors[*partner];
         for (std::size_t j = 0; j < gradient.size(); ++j)
           if (offset_of(j, other.shape, one->place(*partner).strides) == offset)
-            expected += gradients.at(*partner)[j];
+            expected += at(gradients.at(*partner), j, other);
       }
       const double found = slope(*one, batch, one->values<double>(index) + offset);
       RC_ASSERT(std::abs(found - expected) < 1e-6 * (1 + std::abs(expected)));

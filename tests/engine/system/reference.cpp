@@ -3,7 +3,7 @@
 #include <cstring>
 
 #include "engine/replica/model.hpp"
-#include "engine/replica/strided.hpp"
+#include "engine/session/strided.hpp"
 
 namespace accelmgr::test {
 
@@ -56,7 +56,7 @@ Reference::Step Reference::step(const Tensors& parameters) {
     for (std::size_t i = 0; i < parameters.size(); ++i) {
       const auto& from = parameters[i];
       const auto& to = replica->place(i);
-      replica::copy_strided(to.data, to.strides, from.bytes.data(), replica::dense_strides(from.shape),
+      session::copy_strided(to.data, to.strides, from.bytes.data(), session::dense_strides(from.shape),
                             from.shape, size_of(from.dtype));
     }
     replica->begin_attempt();

@@ -6,7 +6,7 @@
 #include <limits>
 
 #include "engine/replica/model.hpp"
-#include "engine/replica/strided.hpp"
+#include "engine/session/strided.hpp"
 
 namespace accelmgr::test {
 namespace {
@@ -58,7 +58,7 @@ Tensors parameters_of(const client::Handle& manager) {
   for (std::size_t i = 0; i < out.size(); ++i) {
     auto& tensor = out[i];
     tensor.bytes.resize(manager.manifest().tensors[i].count * size_of(tensor.dtype));
-    replica::copy_strided(tensor.bytes.data(), replica::dense_strides(tensor.shape), places[i].data,
+    session::copy_strided(tensor.bytes.data(), session::dense_strides(tensor.shape), places[i].data,
                           places[i].strides, tensor.shape, size_of(tensor.dtype));
   }
   return out;
@@ -101,8 +101,8 @@ void write_parameters(client::Handle& manager, const Tensors& values, const std:
   manager.begin_writing();
   if (between) between();
   for (std::size_t i = 0; i < values.size(); ++i) {
-    replica::copy_strided(places.at(i).data, places[i].strides, values[i].bytes.data(),
-                          replica::dense_strides(values[i].shape), values[i].shape, size_of(values[i].dtype));
+    session::copy_strided(places.at(i).data, places[i].strides, values[i].bytes.data(),
+                          session::dense_strides(values[i].shape), values[i].shape, size_of(values[i].dtype));
     if (between) between();
   }
   manager.end_writing();

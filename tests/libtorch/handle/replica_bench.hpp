@@ -12,7 +12,7 @@
 
 #include "engine/replica/model.hpp"
 #include "engine/replica/replica.hpp"
-#include "engine/replica/strided.hpp"
+#include "engine/session/strided.hpp"
 #include "pages.hpp"
 
 namespace accelmgr::test {
@@ -99,7 +99,7 @@ class ReplicaBench {
     places = replica::places_of(master->span().data(), manifest);
     for (std::size_t i = 0; i < places.size(); ++i)
       if (const auto& from = tensors.parameters[i]; manifest.tensors[i].shares < 0)
-        replica::copy_strided(places[i].data, places[i].strides, from.data, from.strides, from.shape,
+        session::copy_strided(places[i].data, places[i].strides, from.data, from.strides, from.shape,
                               size_of(from.dtype));
     replica->bind(manifest, places, sink);
     replica->seed(7);

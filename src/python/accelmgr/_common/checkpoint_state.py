@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from accelmgr import _native
-from accelmgr._common.memory import dense_over, dtype_name
+from accelmgr._common.memory import dense_over, dtype_name, order_of, ordered
 from accelmgr.errors import CheckpointError
 
 LARGEST = 2**63
@@ -21,15 +21,14 @@ _STATES = "accelmgr"  # The key of our own values in the JSON of a checkpoint, b
 
 
 def savable(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The tensors by name, detached. Raises CheckpointError for one that a checkpoint cannot hold."""
+    """The tensors by name, detached and row-major. Raises CheckpointError for one that a checkpoint cannot hold."""
     for name, tensor in tensors.items():
-        if tensor.device.type != "cpu" or tensor.layout != torch.strided or not tensor.is_contiguous():
+        if tensor.device.type != "cpu" or tensor.layout != torch.strided:
             raise CheckpointError(
-                f"'{name}' is a tensor on {tensor.device}, {tensor.layout}, of strides "
-                f"{list(tensor.stride()) if tensor.layout == torch.strided else 'none'}; a checkpoint holds contiguous "
-                "tensors of real numbers on the CPU"
+                f"'{name}' is a tensor on {tensor.device}, {tensor.layout}; a checkpoint holds dense tensors of real "
+                "numbers on the CPU"
             )
-    return {name: tensor.detach().resolve_neg() for name, tensor in tensors.items()}
+    return {name: tensor.detach().resolve_neg().contiguous() for name, tensor in tensors.items()}
 
 
 def encode(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
@@ -38,8 +37,10 @@ def encode(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
     Raises CheckpointError, which names the path, for a value that a checkpoint cannot hold.
     """
     if isinstance(value, torch.Tensor):
-        tensors[path] = value.detach().cpu().contiguous()
-        return {"<tensor>": path}
+        own = value.detach().cpu()
+        tensors[path] = own.contiguous()
+        order = order_of(own)  # Files hold row-major tensors; the state of a channels_last parameter is not.
+        return {"<tensor>": path if order is None else [path, order]}
     if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, float):
@@ -82,7 +83,10 @@ def decode(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     if not isinstance(value, dict):
         return value
     ((kind, inner),) = value.items()
-    return tensors[inner] if kind == "<tensor>" else _MADE[kind](decode(inner, tensors))
+    if kind != "<tensor>":
+        return _MADE[kind](decode(inner, tensors))
+    path, order = (inner, None) if isinstance(inner, str) else inner
+    return ordered(tensors[path], order and tuple(order))
 
 
 def as_text(tensor: torch.Tensor) -> list[Any]:

@@ -1,5 +1,5 @@
 # Runs in: the host, the manager and runners.
-"""Large buffers that nobody changes: the base of a quantized or adapted model, tables.
+"""Large buffers that nobody changes: the base of a quantized or adapted model, tables, causal masks.
 
 They lie in the session once, as frozen parameters do, and no step copies them. When forward() writes to one, or puts
 another tensor in its place, the runner says so, and the host starts again with an ordinary buffer in its place; so it
@@ -14,6 +14,8 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+
+from accelmgr._common.memory import is_compact, stored
 
 CONSTANT_BYTES = 1 << 20
 CHANGES = "", ()
@@ -37,15 +39,16 @@ def _is_plain(tensor: torch.Tensor) -> bool:
         and tensor.layout is torch.strided
         and tensor.device.type == "cpu"
         and not (tensor.is_quantized or tensor.requires_grad or tensor.is_inference())
-        and tensor.is_contiguous()
-        and tensor.untyped_storage().nbytes() == tensor.nbytes
+        and is_compact(stored(tensor))
+        and tensor.untyped_storage().nbytes() == stored(tensor).nbytes
     )
 
 
 class Constants:
-    """Those of a model. Only persistent ones, so that a checkpoint has the names of a state dict."""
+    """Those of a model."""
 
     def __init__(self, model: torch.nn.Module) -> None:
+        self.non_persistent: set[str] = set()
         self._places: list[tuple[str, dict[str, Any], str, torch.Tensor]] = []
         changing = _changing.get(model)
         if changing is None:
@@ -57,8 +60,10 @@ class Constants:
                 name = f"{prefix}.{key}" if prefix else key
                 if tensor is None or tensor.nbytes < CONSTANT_BYTES or not _is_plain(tensor) or name in changing:
                     continue
-                if times[id(tensor)] == 1 and key not in module._non_persistent_buffers_set:
+                if times[id(tensor)] == 1:
                     self._places.append((name, module._buffers, key, tensor))
+                    if key in module._non_persistent_buffers_set:
+                        self.non_persistent.add(name)
         self.note()
 
     @property

@@ -28,6 +28,39 @@ def tensor_over(memory: Any, dtype: str, shape: Sequence[int], strides: Sequence
     return torch.frombuffer(memory, dtype=getattr(torch, dtype)).as_strided(shape, strides).data
 
 
+def is_compact(tensor: torch.Tensor) -> bool:
+    """Whether it fills its memory without gaps and overlaps, in any order of its dimensions."""
+    return torch.empty_like(tensor, device="meta").stride() == tensor.stride()
+
+
+def is_expanded(tensor: torch.Tensor) -> bool:
+    """Whether elements along some dimension are one in memory, as expand() makes them."""
+    return any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
+
+
+def stored(tensor: torch.Tensor, of: torch.Tensor | None = None) -> torch.Tensor:
+    """Its part that is in memory in `of` (None: itself), which may be expanded. That can be written to."""
+    of = tensor if of is None else of
+    for dimension in range(of.dim()):
+        if of.stride(dimension) == 0 and of.size(dimension) > 1:
+            tensor = tensor.narrow(dimension, 0, 1)
+    return tensor
+
+
+def order_of(tensor: torch.Tensor) -> tuple[int, ...] | None:
+    """The strides of a tensor that is compact; None: row-major. Autograd gives gradients the order of parameters."""
+    return None if tensor.is_contiguous() or not is_compact(tensor) else tensor.stride()
+
+
+def ordered(tensor: torch.Tensor, order: tuple[int, ...] | None) -> torch.Tensor:
+    """The tensor in this order of order_of(), copied if it has another one."""
+    if order is None:
+        return tensor.contiguous()
+    if tensor.stride() == order:
+        return tensor
+    return torch.empty_strided(tensor.shape, order, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+
+
 def dense_over(memory: Any, dtype: str, shape: Sequence[int]) -> torch.Tensor:
     """As tensor_over(), for a row-major tensor without gaps."""
     if 0 in shape:

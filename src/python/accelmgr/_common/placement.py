@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from accelmgr._common.memfd import MAP_NORESERVE
+from accelmgr._common.memory import is_compact, is_expanded, stored
 from accelmgr._common.model_changes import named_buffers, named_leaves
 from accelmgr.errors import ModelError
 
@@ -83,7 +84,8 @@ def overlapping(tensors: Sequence[torch.Tensor]) -> list[list[int]]:
 def slots_of(tensors: Sequence[tuple[str, torch.Tensor]]) -> tuple[list[Slot], int]:
     """The slot of each tensor, and the bytes of all slots.
 
-    Tensors are laid out without gaps, but those that share memory keep their strides and go on sharing it.
+    Tensors are laid out without gaps, in the order that they have in memory; those that require no gradient may be
+    expanded. Tensors that share memory keep their strides and go on sharing it.
     """
     slots: dict[int, Slot] = {}
     end = 0
@@ -95,12 +97,15 @@ def slots_of(tensors: Sequence[tuple[str, torch.Tensor]]) -> tuple[list[Slot], i
             name, tensor = tensors[index]
             alone = len(group) == 1
             kind = type(tensor) if isinstance(tensor, torch.nn.Parameter) else None
-            strides = torch.empty(tensor.shape, device="meta").stride() if alone else tensor.stride()
+            strides = tensor.stride()
+            if alone and not is_compact(tensor if tensor.requires_grad else stored(tensor)):
+                strides = torch.empty(tensor.shape, device="meta").stride()
             offset = end if alone else end + tensor.data_ptr() - first
             slots[index] = Slot(
                 name, tensor.dtype, tuple(tensor.shape), tuple(strides), offset, tensor.requires_grad, kind
             )
-        size = values[group[0]].nbytes if len(group) == 1 else last - first
+        slot = slots[group[0]]
+        size = slot.extent * slot.dtype.itemsize if len(group) == 1 else last - first
         end += -(-size // ALIGNMENT) * ALIGNMENT
     return [slots[index] for index in range(len(tensors))], end
 
@@ -110,7 +115,8 @@ def copy_values(tensors: Sequence[torch.Tensor], slots: Sequence[Slot], memory: 
     views = [slot.view(memory) for slot in slots]
     for group in overlapping(tensors):
         if len(group) == 1:
-            views[group[0]].copy_(tensors[group[0]])
+            view = views[group[0]]
+            stored(view).copy_(stored(tensors[group[0]], view))
             continue
         begin = min(tensors[index].data_ptr() for index in group)
         size = max(extent_of(tensors[index])[1] for index in group) - begin
@@ -126,15 +132,16 @@ def drop_values(tensors: Sequence[torch.Tensor]) -> None:
         tensor.data = slot.view(memory)
 
 
-def private_copies(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def private_copies(tensors: Sequence[torch.Tensor], expanded: bool = False) -> list[torch.Tensor]:
     """Copies in the private memory of this process. Tensors that shared memory share it in the copy, too.
 
-    The others may be resized, as any tensor of torch.
+    The others may be resized, as any tensor of torch. expanded: those that are expanded stay so.
     """
     copies = [tensor.detach() for tensor in tensors]
     for group in overlapping(tensors):
         if len(group) == 1:
-            copies[group[0]] = tensors[group[0]].detach().clone()
+            own = tensors[group[0]].detach()
+            copies[group[0]] = stored(own).clone().expand(own.shape) if expanded and is_expanded(own) else own.clone()
             continue
         members = [tensors[index] for index in group]
         slots, size = slots_of([("", tensor) for tensor in members])

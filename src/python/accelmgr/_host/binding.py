@@ -67,7 +67,7 @@ class Binding:
 
     def undo(self) -> None:
         """Gives the model memory of its own again, and its former gradients, after the start failed."""
-        copies = private_copies([leaf.data for leaf in self._leaves])
+        copies = private_copies([leaf.data for leaf in self._leaves], expanded=True)
         for leaf, own, gradient in zip(self._leaves, copies, self._former_gradients, strict=True):
             leaf.data = own
             leaf.grad = gradient
@@ -75,7 +75,7 @@ class Binding:
     def leave(self) -> None:
         """Gives the model memory of its own again, with the present values and gradients."""
         gradients = self.master.own_gradients()
-        copies = private_copies([leaf.data for leaf in self._leaves])
+        copies = private_copies([leaf.data for leaf in self._leaves], expanded=True)
         for leaf, own, gradient in zip(self._leaves, copies, gradients, strict=True):
             leaf.data = own
             leaf.grad = gradient

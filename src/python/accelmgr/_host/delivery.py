@@ -17,7 +17,7 @@ from accelmgr._common import grown_buffers
 from accelmgr._common import torch_settings as _settings
 from accelmgr._common.buffers import FORMS, KEPT
 from accelmgr._common.calls import Calls
-from accelmgr._common.constants import CHANGES, expect_constants
+from accelmgr._common.constants import CHANGES, Constants, expect_constants
 from accelmgr._common.feed import Feed, is_of_thread
 from accelmgr._common.grown_buffers import Forms, GrownBuffers
 from accelmgr._common.kept_attributes import kept_attributes
@@ -151,18 +151,21 @@ class Delivery:
         return True
 
     def makes_room_of(self, checkpoint: str, present: set[str]) -> bool:
-        """Whether the next begin() makes room for attributes whose values are in the checkpoint that was resumed.
+        """Whether the next begin() makes room for values of the checkpoint that was resumed.
 
-        present: the buffers that the session has.
+        They are of attributes, or of buffers that changed when it was written. present: the buffers that the session
+        has.
         """
         if self._model is None or self.record is None or FORMS not in present or KEPT in present:
             return False
         saved = grown_buffers.saved(checkpoint)
+        changed = [name for name, _ in Constants(self._model).named if name in saved]
+        self.grown = self.grown | dict.fromkeys(changed, CHANGES)
         _, (count,) = saved.pop(KEPT, ("", (0,)))
         missing = {name: form for name, form in saved.items() if name not in present}
         found = {name: missing[name] for name, *_ in kept_attributes(self._model, missing)}
         if not found or len(found) != count:
-            return False  # They are of another model.
+            return bool(changed)  # The attributes are of another model.
         self.grown = self.grown | found
         return True
 

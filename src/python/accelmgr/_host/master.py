@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from accelmgr import _native
-from accelmgr._common.memory import dtype_name, tensor_over
+from accelmgr._common.memory import dtype_name, is_expanded, stored, tensor_over
 from accelmgr._host.weights import Weights
 from accelmgr.errors import ModelError
 
@@ -17,10 +17,6 @@ Named = list[tuple[str, torch.Tensor]]
 
 _address = torch.Tensor.data_ptr
 _gradient = operator.attrgetter("grad")
-
-
-def _tensors(places: Sequence[_native.Place]) -> Named:
-    return [(place.name, tensor_over(place.memory, place.dtype, place.shape, place.strides)) for place in places]
 
 
 def check_on_cpu(call: str, name: str, value: torch.Tensor) -> None:
@@ -39,6 +35,11 @@ def check_replacement(call: str, name: str, current: torch.Tensor, value: torch.
             f"is {dtype_name(value.dtype)} {list(value.shape)}; nothing was changed"
         )
     check_on_cpu(call, name, value)
+    if is_expanded(current) and not torch.equal(stored(value, current).expand(value.shape), value):
+        raise ModelError(
+            f"{call}: '{name}' is expanded (many of its elements are one in memory), but they differ in the tensor "
+            "passed for it; nothing was changed"
+        )
 
 
 class Master:
@@ -53,7 +54,11 @@ class Master:
         """keeps_zeros: `.grad` is never None, but zero."""
         self._handle = handle
         self._keeps_zeros = keeps_zeros
-        self.parameters = _tensors(handle.parameters())
+        places = handle.parameters()
+        self.parameters: Named = [
+            (place.name, tensor_over(place.memory, place.dtype, place.shape, place.strides)) for place in places
+        ]
+        self._not_saved = {place.name for place in places if not place.persistent}
         self.gradients: Named = []
         self._exact: dict[int, torch.Tensor] = {}  # The master's, where `.grad` is a rounded copy.
         self._find_gradients()
@@ -124,13 +129,14 @@ class Master:
     def bind(self, leaves: list[torch.Tensor], needs_values: bool, weights: Weights | None) -> None:
         """Makes `leaves` the master's parameters: moves their memory into the session, one after the other.
 
-        needs_values: their values, too. weights: the values instead of those of the leaves.
+        needs_values: their values, too; the session has those of a checkpoint otherwise. weights: the values instead
+        of those of the leaves.
         """
         for leaf, (name, parameter) in zip(leaves, self.parameters, strict=True):
             leaf.grad = None
-            if needs_values:
+            if needs_values or name in self._not_saved:
                 own = leaf.detach()
-                parameter.copy_(own if weights is None else weights.value(name, own))
+                stored(parameter).copy_(stored(own if weights is None else weights.value(name, own), parameter))
             leaf.data = parameter
         self._leaves = leaves
 
@@ -269,7 +275,7 @@ class Master:
             check_replacement("update_model_parameters", name, current, value)
         with self._handle.writing():
             for (_, current), value in zip(self.parameters, values, strict=True):
-                current.copy_(value)
+                stored(current).copy_(stored(value, current))
 
     def state_dict(self, buffers: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Copies of the parameters, and the persistent ones of `buffers`; tied tensors under each of their names."""

@@ -33,7 +33,7 @@ def _materialize(model: torch.nn.Module) -> None:
                 continue
             if id(parameter) not in made:
                 with unfilled():
-                    values = torch.empty_strided(parameter.shape, parameter.stride(), dtype=parameter.dtype)
+                    values = torch.empty_like(parameter.data, device="cpu")
                 made[id(parameter)] = torch.nn.Parameter(values, requires_grad=parameter.requires_grad)
                 made[id(parameter)].__dict__.update(parameter.__dict__)
             module._parameters[name] = made[id(parameter)]

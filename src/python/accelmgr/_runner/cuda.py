@@ -146,9 +146,12 @@ class Cuda:
     def catch_up(self) -> None:
         """What torch queues from now on comes after all that is on the compute stream, as it does in any case."""
 
-    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Memory for a parameter or a buffer, which any stream may write at once."""
-        tensor = torch.empty(tuple(shape), dtype=dtype, device=self.device)
+    def empty(self, shape: Sequence[int], dtype: torch.dtype, strides: Sequence[int] | None = None) -> torch.Tensor:
+        """Memory for a parameter or a buffer, which any stream may write at once. strides: None for a row-major one."""
+        if strides is None:
+            tensor = torch.empty(tuple(shape), dtype=dtype, device=self.device)
+        else:
+            tensor = torch.empty_strided(tuple(shape), tuple(strides), dtype=dtype, device=self.device)
         torch.cuda.current_stream().synchronize()  # torch.utils.deterministic.fill_uninitialized_memory fills it there.
         return tensor
 

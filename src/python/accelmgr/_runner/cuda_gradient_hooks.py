@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from accelmgr import _native
+from accelmgr._common.memory import ordered
 from accelmgr._runner.cuda import Cuda
 from accelmgr._runner.replica import Gradients, set_aside
 from accelmgr.errors import DeviceError, ModelError
@@ -71,7 +72,9 @@ class CudaGradientHooks(Gradients):
         """Whether the transport may copy its memory as it is."""
         parameter = self._parameters[index]
         same = gradient.shape == parameter.shape and gradient.dtype == parameter.dtype
-        dense = gradient.is_contiguous() and not gradient.is_conj() and not gradient.is_neg()
+        order = self._orders[index]
+        in_order = gradient.is_contiguous() if order is None else gradient.stride() == order
+        dense = in_order and not gradient.is_conj() and not gradient.is_neg()
         return same and dense and not self._transport.rounds(index)
 
     def _tell(self, index: int, gradient: torch.Tensor) -> None:
@@ -79,7 +82,7 @@ class CudaGradientHooks(Gradients):
         dense = gradient.detach() if gradient.layout is torch.strided else gradient.to_dense()
         if dense.shape != parameter.shape:  # A hook has called resize_().
             raise ModelError(f"a parameter has shape {list(parameter.shape)}, its gradient {list(dense.shape)}")
-        dense = dense.to(parameter.dtype).contiguous().resolve_conj().resolve_neg()
+        dense = ordered(dense.to(parameter.dtype).resolve_conj().resolve_neg(), self._orders[index])
         if self._transport.rounds(index):
             dense = real_of(dense).to(torch.bfloat16)
         self._copied[index] = dense

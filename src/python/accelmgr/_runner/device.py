@@ -14,7 +14,7 @@ from typing import Any, TypeGuard
 import torch
 
 from accelmgr import _native
-from accelmgr._common.memory import tensor_over, unfilled
+from accelmgr._common.memory import order_of, ordered, tensor_over, unfilled
 from accelmgr._runner.replica import Abandoned, Changes, Field, Kept, Place, Replica, put_back, set_aside
 from accelmgr.errors import ConfigError, DeviceError, ModelError
 
@@ -281,6 +281,10 @@ class ThreadReplica(DeviceReplica):
     def _begin(self) -> None:
         """An attempt begins; the thread is idle."""
 
+    def _empty_like(self, form: torch.Tensor) -> torch.Tensor:
+        """Memory on the device, in the order of `form` if the device knows strides."""
+        return torch.empty_like(form, device=self._device)
+
     def _bring(self) -> None:
         """Brings the values that have changed to the device."""
         raise NotImplementedError
@@ -322,9 +326,9 @@ class ThreadReplica(DeviceReplica):
 
     def _move(self) -> None:
         """Moves parameters and buffers to the device, as yet without their values."""
-        dtypes = [tensor.dtype for tensor in (*self._master, *self._own_buffers)]
-        for index, (tensor, dtype) in enumerate(zip((*self._parameters, *self._own_buffers), dtypes, strict=True)):
-            twin = torch.empty(tensor.shape, dtype=dtype, device=self._device)
+        forms = [*self._master, *self._own_buffers]
+        for index, (tensor, form) in enumerate(zip((*self._parameters, *self._own_buffers), forms, strict=True)):
+            twin = self._empty_like(form)
             exchange(tensor, twin.requires_grad_(tensor.requires_grad))
             if index >= len(self._parameters):
                 self._session_buffers.append(twin)
@@ -362,7 +366,7 @@ class ThreadReplica(DeviceReplica):
         form = self._master[index]
         if gradient.shape != form.shape:  # A hook has called resize_().
             raise ModelError(f"the gradient of a parameter {list(form.shape)} is {list(gradient.shape)}")
-        return gradient.to(form.dtype).contiguous()
+        return ordered(gradient.to(form.dtype), order_of(form))
 
     def _check(self) -> None:
         self._structure.check()

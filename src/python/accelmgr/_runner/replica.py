@@ -26,7 +26,7 @@ from accelmgr._common.describe import describe
 from accelmgr._common.elements import PICKLED, collated, mapped, restore_structure, structure_of
 from accelmgr._common.grown_buffers import Forms
 from accelmgr._common.long_elements import element_in
-from accelmgr._common.memory import dense_over, dtype_name, tensor_over
+from accelmgr._common.memory import dense_over, dtype_name, order_of, ordered, tensor_over
 from accelmgr._common.model_changes import MODES, Structure, named_leaves
 from accelmgr._common.objective import Objective, call
 from accelmgr._common.reading import seed_generators
@@ -112,6 +112,7 @@ class Gradients:
 
     def __init__(self, parameters: Sequence[torch.Tensor], sink: _native.Sink) -> None:
         self._parameters = parameters
+        self._orders = list(map(order_of, parameters))
         self._sink = sink
         self._hooked = [False] * len(parameters)
         self._counts = False  # The backward pass of the loss is under way.
@@ -145,7 +146,7 @@ class Gradients:
         dense = gradient.detach() if gradient.layout is torch.strided else gradient.to_dense()
         if dense.shape != parameter.shape:  # A hook has called resize_().
             raise ModelError(f"a parameter has shape {list(parameter.shape)}, its gradient {list(dense.shape)}")
-        dense = dense.to(parameter.dtype).contiguous().resolve_conj().resolve_neg()
+        dense = ordered(dense.to(parameter.dtype).resolve_conj().resolve_neg(), self._orders[index])
         self._sink.capture(index, dense.data_ptr())
 
     def begin_micro_batch(self) -> None:
@@ -274,8 +275,11 @@ class Replica:
         self._losses: list[torch.Tensor] = []
         self._scalars: list[tuple[str, float | torch.Tensor, float]] = []
 
-    def describe(self) -> tuple[list[Description], list[Description], bool, list[str]]:
-        """Parameters, buffers, whether the parameters have values, and names of those that are not to be rounded."""
+    def describe(self) -> tuple[list[Description], list[Description], bool, set[str], set[str]]:
+        """Parameters, buffers, and whether the parameters have values.
+
+        Also names of parameters that are not to be rounded, and of those that are not part of the state dict.
+        """
         parameters = [
             described(name, parameter, parameter.requires_grad)
             for name, parameter in named_leaves(self._model, remove_duplicate=False)
@@ -286,13 +290,13 @@ class Replica:
         buffers.append(described(MODES, self._modes_tensor, False))
         self._buffer_addresses = list(map(_address, self._buffers.originals))
         # torch computes the batch's statistics in the dtype of these parameters and of the buffers.
-        exact = [
+        exact = {
             f"{prefix}.{name}" if prefix else name
             for prefix, module in self._model.named_modules(remove_duplicate=False)
             if isinstance(module, torch.nn.modules.batchnorm._NormBase)
             for name in module._parameters
-        ] + [name for name, _ in self._constants.named]
-        return parameters, buffers, self._has_values, exact
+        } | {name for name, _ in self._constants.named}
+        return parameters, buffers, self._has_values, exact, self._constants.non_persistent
 
     def bind(self, places: list[Place], sink: _native.Sink) -> None:
         self._note_rounding(places)

@@ -141,7 +141,7 @@ class AcceleratorReplica(ThreadReplica):
         return gradient if gradient is None or gradient.layout is torch.strided else gradient.to_dense()
 
     def _read(self, tensors: list[torch.Tensor]) -> Sequence[torch.Tensor]:
-        read = [torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=self._is_pinned) for tensor in tensors]
+        read = [torch.empty_like(tensor, device="cpu", pin_memory=self._is_pinned) for tensor in tensors]
         for host, tensor in zip(read, tensors, strict=True):
             host.copy_(tensor, non_blocking=True)
         self._finish()

@@ -22,7 +22,7 @@ import torch
 from accelmgr import _native
 from accelmgr._common.describe import describe
 from accelmgr._common.elements import PICKLED, mapped, restore_structure
-from accelmgr._common.memory import dense_over
+from accelmgr._common.memory import dense_over, stored
 from accelmgr._runner.cuda import Cuda, failure_of
 from accelmgr._runner.cuda_gradient_hooks import CudaGradientHooks
 from accelmgr._runner.device import KEY, DeviceReplica
@@ -236,7 +236,7 @@ class CudaReplica(DeviceReplica):
         """Moves the parameters to the device, without values. Returns the memory of those that have their own."""
         self._note_rounding(places)
         twins = {
-            index: self._cuda.empty(parameter.shape, getattr(torch, places[index][1]))
+            index: self._cuda.empty(parameter.shape, getattr(torch, places[index][1]), places[index][2])
             for index, parameter in enumerate(self._parameters)
             if shared[index][0] < 0
         }
@@ -248,7 +248,7 @@ class CudaReplica(DeviceReplica):
                 parameter.data = torch.as_strided(twins[owner], parameter.shape, places[index][2], offset)
         self._addresses = [parameter.data_ptr() for parameter in self._parameters]
         self._versions = [parameter._version for parameter in self._parameters]
-        return [twins.get(index) for index in range(len(self._parameters))]
+        return [stored(twins[index]) if index in twins else None for index in range(len(self._parameters))]
 
     def _move_buffers(self) -> None:
         for buffer in self._device_buffers:

@@ -96,6 +96,9 @@ class XlaReplica(ThreadReplica):
         with unfilled():
             return self._xla_model.send_cpu_data_to_device(values, self._device)
 
+    def _empty_like(self, form: torch.Tensor) -> torch.Tensor:
+        return torch.empty(form.shape, dtype=form.dtype, device=self._device)
+
     def _move(self) -> None:
         super()._move()
         self._flags = self._uploaded([torch.tensor(False), torch.tensor(True)])

@@ -1,4 +1,4 @@
-#include "engine/replica/strided.hpp"
+#include "engine/session/strided.hpp"
 
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
@@ -7,7 +7,7 @@
 #include <numeric>
 #include <vector>
 
-namespace accelmgr::replica {
+namespace accelmgr::session {
 namespace {
 
 /// Strides for a shape: the dimensions have any order in memory, with gaps between them.
@@ -42,7 +42,7 @@ TEST(Strided, EveryElementArrivesAndNothingElseIsWritten) {
   EXPECT_TRUE(rc::check("copies between any strides", [] {
     const auto dimensions = *rc::gen::inRange<std::size_t>(0, 5);
     std::vector<std::int64_t> shape(dimensions);
-    for (auto& size : shape) size = *rc::gen::inRange<std::int64_t>(0, 5);
+    for (auto& size : shape) size = *rc::gen::inRange<std::int64_t>(0, dimensions < 3 ? 40 : 5);
     const auto to = random_layout(shape), from = random_layout(shape);
     std::vector<std::int32_t> source(static_cast<std::size_t>(from.extent));
     std::iota(source.begin(), source.end(), 1);
@@ -55,5 +55,19 @@ TEST(Strided, EveryElementArrivesAndNothingElseIsWritten) {
   }));
 }
 
+TEST(Strided, ATensorIsCompactInAnyOrderOfItsDimensions) {
+  using Numbers = std::vector<std::int64_t>;
+  EXPECT_TRUE(is_compact(Numbers{}, Numbers{}));
+  EXPECT_TRUE(is_compact(Numbers{2, 3}, Numbers{3, 1}));
+  EXPECT_TRUE(is_compact(Numbers{2, 3}, Numbers{1, 2}));
+  EXPECT_TRUE(is_compact(Numbers{2, 4, 3, 3}, Numbers{36, 1, 12, 4})) << "channels_last";
+  EXPECT_TRUE(is_compact(Numbers{2, 1, 3}, Numbers{3, 77, 1}))
+      << "the stride of a dimension of 1 says nothing";
+  EXPECT_FALSE(is_compact(Numbers{2, 3}, Numbers{4, 1})) << "gaps";
+  EXPECT_FALSE(is_compact(Numbers{2, 3}, Numbers{0, 1})) << "overlaps";
+  EXPECT_FALSE(is_compact(Numbers{2, 2}, Numbers{1, 1}));
+  EXPECT_FALSE(is_compact(Numbers{0, 2}, Numbers{2, 1}));
+}
+
 }  // namespace
-}  // namespace accelmgr::replica
+}  // namespace accelmgr::session
