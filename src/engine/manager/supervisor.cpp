@@ -14,6 +14,7 @@
 #include "base/ipc/socket.hpp"
 #include "base/log.hpp"
 #include "base/timing.hpp"
+#include "base/utf8.hpp"
 #include "engine/runner/process.hpp"
 #include "engine/runner/rank_setup.hpp"
 #include "engine/session/attempt.hpp"
@@ -145,16 +146,28 @@ bool Supervisor::hear(int rank) {
   const int lifeline = runner(rank).lifeline.get();
   // A runner that has ended is reported by its pidfd, and the loss of the fork server ends every start.
   if (ipc::is_closed(lifeline) || runner(rank).part == StartPart::none) return false;
-  const auto message = ipc::receive_what_fits(lifeline, base::Deadline::at_ns(0));
+  std::optional<ipc::Message> message;
+  try {
+    message = ipc::receive_what_fits(lifeline, base::Deadline::at_ns(0));
+  } catch (const Error& error) {
+    end_runner(rank, fmt::format("runner {} is not understood: {}", rank, error.what()));
+    return false;
+  }
   if (!message) return false;
   if (message->bytes == runner::said_opened) {
     begin_part(rank, StartPart::waiting);
   } else if (message->bytes == runner::said_built) {
     begin_part(rank, StartPart::built);
-  } else {
+  } else if (message->bytes == runner::said_ready) {
     runner(rank).is_ready = true;
     look_at_processes();  // The fork server reported the fork before, but that may not be read yet.
     ready_if_known(rank);
+    return false;
+  } else {
+    constexpr std::size_t shown_bytes = 100;
+    end_runner(rank,
+               fmt::format("runner {} is not understood: it said '{}' ({} bytes) while it started", rank,
+                           base::valid_utf8(message->bytes.substr(0, shown_bytes)), message->bytes.size()));
     return false;
   }
   start_next();
@@ -216,6 +229,8 @@ void Supervisor::take(ipc::Started& started) {
   base::log().info("runner {} (pid {}) was forked by the fork server (pid {})", rank, started.pid,
                    fork_server_->pid());
   watch_runner(rank);
+  // It was to be ended before its pidfd was here.
+  if (!runner(rank).verdict.empty()) ipc::send_signal(runner(rank).pidfd.get(), SIGKILL);
   ready_if_known(rank);
 }
 

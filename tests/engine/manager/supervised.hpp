@@ -3,6 +3,7 @@
 #pragma once
 
 #include <gtest/gtest.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 
 #include <boost/asio/io_context.hpp>
@@ -78,6 +79,11 @@ class PlayedForkServer {
   }
   void say_ready(int rank) { say(rank, "ready"); }
   void say(int rank, const char* what) { ipc::send(runners.at(rank).lifeline.get(), what); }
+  /// Says any bytes, also none and more than a packet may have.
+  void say_bytes(int rank, const std::string& bytes) {
+    const int lifeline = runners.at(rank).lifeline.get();
+    EXPECT_EQ(::send(lifeline, bytes.data(), bytes.size(), MSG_NOSIGNAL), ssize_t(bytes.size()));
+  }
   /// Whether the runner was told that its turn to build has come, since the last call.
   bool may_build(int rank) {
     const int lifeline = runners.at(rank).lifeline.get();

@@ -84,6 +84,38 @@ TEST_F(SupervisorTest, AReplacementThatIsNotReadyInTimeIsEndedAndTriedAgain) {
   EXPECT_EQ(state(1), RunnerState::ready);
 }
 
+TEST_F(SupervisorTest, ARunnerThatSaysWhatNoRunnerSaysIsLostAndTheOthersGoOn) {
+  start_team();
+  const std::string too_much(ipc::max_packet_bytes + 1, 'x');
+  const std::pair<std::string, std::string> cases[] = {
+      {"hello", "it said 'hello' (5 bytes)"}, {"", "has no bytes"}, {too_much, "is larger than"}};
+  for (const auto& [said, why] : cases) {
+    for (const bool is_known : {true, false}) {
+      const auto before = incidents();
+      server().end(1, SIGKILL);
+      run();
+      after(config_.runners.restart_backoff * 100);
+      ASSERT_EQ(server().take_request(), 1);
+      if (is_known) server().fork(1);
+      server().say_bytes(1, said);
+      run();
+      if (!is_known) server().fork(1);
+      run();
+      EXPECT_EQ(state(1), RunnerState::starting) << "it was killed, but has not ended";
+      server().end(1, SIGKILL);
+      run();
+      EXPECT_EQ(incidents(), before + 2);
+      EXPECT_THAT(session::text_of(last_incident().what), HasSubstr("runner 1 is not understood"));
+      EXPECT_THAT(session::text_of(last_incident().what), HasSubstr(why));
+      after(config_.runners.restart_backoff * 100);
+      ASSERT_EQ(server().take_request(), 1);
+      start_runner(1);
+      EXPECT_EQ(state(1), RunnerState::ready);
+    }
+  }
+  EXPECT_EQ(state(0), RunnerState::ready);
+}
+
 // ---- Starts with a GPU for each rank ----
 
 class DeviceStartTest : public Supervised {
