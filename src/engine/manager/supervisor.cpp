@@ -35,6 +35,7 @@ Supervisor::Supervisor(boost::asio::io_context& loop, const Config& config,
       config_(config),
       view_(view),
       session_(view.session()),
+      manifest_(manifest),
       spans_(view.spans()),
       reduction_(view, manifest),
       fork_server_(std::move(fork_server)),
@@ -331,7 +332,10 @@ protocol::Resized Supervisor::resize(int ranks) {
     const auto more = std::max(0, ranks - __builtin_popcount(before));
     session::check_memory(session_.used_bytes(ranks), static_cast<std::uint64_t>(config_.memory.limit_bytes),
                           static_cast<std::uint64_t>(more) * session_.slab_bytes());
-    for (int rank = 0; rank < ranks; ++rank) session_.allocate_slab(rank);
+    for (int rank = 0; rank < ranks; ++rank) {
+      session_.allocate_slab(rank);
+      session::allocate_unfrozen(session_, manifest_, rank);
+    }
   } catch (const Error& error) {
     return {error.what()};
   }

@@ -123,7 +123,8 @@ class PlayedForkServer {
 
 class Supervised : public testing::Test {
  protected:
-  explicit Supervised(int ranks = 2) : small_(session::small_session(ranks, {64})), view_(small_.session) {
+  explicit Supervised(int ranks = 2) : Supervised(ranks, session::small_session(ranks, {64})) {}
+  Supervised(int ranks, session::SmallSession small) : small_(std::move(small)), view_(small_.session) {
     config_.nprocs = ranks;
     config_.start_timeout = 60;
     config_.runners.on_loss = LossPolicy::restart;

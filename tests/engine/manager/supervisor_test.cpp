@@ -1,6 +1,7 @@
 // Tests of starting, watching and replacing runners (supervisor.cpp, failure_recovery.cpp).
 #include <gmock/gmock.h>
 #include <signal.h>
+#include <sys/stat.h>
 
 #include <cerrno>
 
@@ -603,6 +604,40 @@ TEST_F(SupervisorTest, AResizeLetsRunnersGoAndTakesThemBack) {
   EXPECT_EQ(supervisor_->started().runners.size(), 2u);
   EXPECT_EQ(incidents(), 0u);
   EXPECT_THAT(supervisor_->resize(3).refused, HasSubstr("the session has room for 2 runners, not 3"));
+}
+
+session::SmallSession with_a_frozen_tensor(int ranks, std::uint64_t count) {
+  session::Manifest manifest;
+  for (const auto group : {session::Group::decay, session::Group::frozen})
+    manifest.tensors.push_back({.name = group == session::Group::frozen ? "frozen" : "w",
+                                .aliases = {},
+                                .shape = {static_cast<std::int64_t>(count)},
+                                .count = count,
+                                .group = group});
+  auto session = session::session_of(manifest, ranks);
+  return {std::move(manifest), std::move(session)};
+}
+
+class UnfrozenTest : public Supervised {
+ protected:
+  UnfrozenTest() : Supervised(2, with_a_frozen_tensor(2, 1 << 20)) {}
+  /// Of the slab of a rank.
+  std::uint64_t allocated_bytes(int rank) const {
+    struct stat status {};
+    EXPECT_EQ(fstat(small_.session.fds()[std::size_t(1 + rank)], &status), 0);
+    return static_cast<std::uint64_t>(status.st_blocks) * 512;
+  }
+};
+
+TEST_F(UnfrozenTest, ARankThatAResizeAddsHasMemoryForWhatWasUnfrozenBefore) {
+  view_.control().team.store(1);
+  start_team();
+  const auto& tensor = small_.manifest.tensors[1];
+  small_.session.allocate_room(tensor.gradient, tensor.gradient_bytes(), tensor.slab, tensor.slab_bytes(), 1);
+  small_.session.unfrozen()[1].store(1);
+  const auto before = allocated_bytes(1);
+  ASSERT_EQ(supervisor_->resize(2).refused, "");
+  EXPECT_GE(allocated_bytes(1), before + tensor.slab_bytes());
 }
 
 TEST_F(SupervisorTest, ARankThatAResizeRemovesIsNoLongerWanted) {
