@@ -371,6 +371,22 @@ def test_an_indexed_source_that_the_host_reads_goes_on_at_its_index():
     feed.close()
 
 
+def test_a_position_that_was_restored_is_the_position_before_the_next_element():
+    def generated():
+        yield from range(9)
+
+    for make in (generated, lambda: collections.deque(range(9))):  # The former cannot begin again.
+        read = Reading(make())
+        for _ in range(5):
+            read.next()
+        for _ in range(2):
+            position = read.position()
+            read = Reading(make())
+            read.restore(json.loads(position))
+            assert read.position() == position
+        assert read.next() == [5]
+
+
 def test_positions_of_other_kinds_are_refused():
     for state in ("", "x", "[]", "{}", "12"):
         with pytest.raises(accelmgr.DataError, match="cannot be resumed"):

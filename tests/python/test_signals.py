@@ -170,8 +170,9 @@ CALLS = {
     "save_checkpoint": lambda manager, model: manager.save_checkpoint(),
     "resize": lambda manager, model: manager.resize(1),
     "refresh": lambda manager, model: manager.refresh(),
+    "rebind": lambda manager, model: manager.rebind(),
 }
-LONG = {"refresh": 331, "save_checkpoint": 3}  # A place of so many is interrupted.
+LONG = {"refresh": 331, "rebind": 173, "save_checkpoint": 3}  # A place of so many is interrupted.
 
 
 @pytest.mark.parametrize("call", CALLS)
@@ -188,9 +189,31 @@ def test_after_a_call_that_was_interrupted_all_is_as_before(tmp_path, call):
             if call == "save_checkpoint":
                 saved += [written.step for written in manager.checkpoints_written(60)]
                 assert saved[-1:] == [manager.statistics().steps] or isinstance(result, Interrupted), where
-            account.note(manager.step())
+            result = manager.step()
+            assert result.counted, (where, result.error)
+            account.note(result)
             account.check(where)
             place += LONG.get(call, 1)
+
+
+in_forks = []
+os.register_at_fork(after_in_child=lambda: [call() for call in in_forks])
+
+
+@pytest.mark.parametrize("call", ["refresh", "rebind"])
+def test_a_step_begins_what_ctrl_c_has_ended_while_other_processes_began(call):
+    model, host = Sees(), os.getpid()
+    with accelmgr.Manager(model, Elements(), start_method="fork", runners__threads=1, **OPTIONS) as manager:
+        account = Account(manager, model)
+        account.note(manager.step())
+        in_forks.append(lambda: os.kill(host, signal.SIGINT))
+        with pytest.raises(KeyboardInterrupt):
+            CALLS[call](manager, model)
+        in_forks.clear()
+        result = manager.step()
+        assert result.ok, result.error
+        account.note(result)
+        account.check(call)
 
 
 def test_what_checkpoints_written_has_not_told_the_next_call_tells(tmp_path):

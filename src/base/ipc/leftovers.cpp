@@ -3,20 +3,22 @@
 #include <fmt/format.h>
 #include <signal.h>
 #include <stdlib.h>
-#include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdint>
 #include <exception>
 #include <filesystem>
-#include <system_error>
+#include <string>
 #include <vector>
 
 #include "accelmgr/errors.hpp"
 #include "base/ipc/proc_file.hpp"
 #include "base/ipc/process.hpp"
+#include "base/log.hpp"
 #include "base/timing.hpp"
 #include "base/unique_fd.hpp"
 
@@ -65,18 +67,13 @@ bool end_processes(base::Deadline term_until, const IsMeant& is_meant) noexcept 
   }
 }
 
-std::string name_of_descriptor(const std::string& mark) { return "accelmgr-" + mark; }
-
-/// A process of another user shows neither environment nor descriptors.
+/// A process of another user shows no environment.
 bool bears(pid_t pid, const std::string& mark) {
+  const auto limits = read_proc(fmt::format("/proc/{}/limits", pid)).value_or("");
+  if (std::to_string(number_after(limits, "Max file locks").value_or(0)) == mark) return true;
   const auto entry = fmt::format("{}={}", variable, mark) + '\0';
   const auto environment = '\0' + read_proc(fmt::format("/proc/{}/environ", pid)).value_or("");
-  if (environment.find('\0' + entry) != std::string::npos) return true;
-  const auto file = fmt::format("/memfd:{} (deleted)", name_of_descriptor(mark));
-  std::error_code ended;
-  for (fs::directory_iterator fd(fmt::format("/proc/{}/fd", pid), ended), end; fd != end; fd.increment(ended))
-    if (fs::read_symlink(fd->path(), ended) == file) return true;
-  return false;
+  return environment.find('\0' + entry) != std::string::npos;
 }
 
 }  // namespace
@@ -86,11 +83,16 @@ bool end_group_members(pid_t group, base::Deadline term_until) noexcept {
 }
 
 void mark_descendants() {
-  const auto mark = fmt::format("{}-{}", getpid(), began_at(getpid()).value_or(0));
-  static base::UniqueFd fd;  // As long as this process.
-  fd.reset(memfd_create(name_of_descriptor(mark).c_str(), MFD_CLOEXEC));
-  if (!fd) throw SystemError("marking the descendants of this process", errno);
-  if (setenv(variable, mark.c_str(), 1) != 0) throw SystemError("setenv", errno);
+  constexpr int pid_bits = 22;  // PID_MAX_LIMIT
+  const auto mark = began_at(getpid()).value_or(0) << pid_bits | static_cast<std::uint64_t>(getpid());
+  rlimit limit{};
+  getrlimit(RLIMIT_LOCKS, &limit);
+  limit.rlim_cur = mark;
+  // Fails where the hard limit was lowered: then what has another environment bears no mark.
+  if (setrlimit(RLIMIT_LOCKS, &limit) != 0)
+    base::log().info("the descendants of this process are marked by '{}' alone: {}", variable,
+                     SystemError("setrlimit(RLIMIT_LOCKS)", errno).what());
+  if (setenv(variable, std::to_string(mark).c_str(), 1) != 0) throw SystemError("setenv", errno);
 }
 
 std::string own_mark() {

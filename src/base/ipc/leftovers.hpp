@@ -15,8 +15,9 @@ namespace accelmgr::ipc {
 /// or if /proc cannot be read.
 bool end_group_members(pid_t group, base::Deadline term_until) noexcept;
 
-/// From now on what this process forks or executes bears a mark: a descriptor, and an environment variable.
-/// Call it while this process has one thread. Throws SystemError.
+/// From now on what this process forks or executes bears a mark: a limit that the kernel has kept since 2.4
+/// without a use (RLIMIT_LOCKS), which no environment removes, and an environment variable. Call it while
+/// this process has one thread. Throws SystemError.
 void mark_descendants();
 /// The mark that this process bears or has made; empty if there is none.
 std::string own_mark();

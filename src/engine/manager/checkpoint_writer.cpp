@@ -38,7 +38,8 @@ void check_below(const std::filesystem::path& directory, const std::filesystem::
 }
 
 /// Each memfd begins with the image of a file. The description holds the sizes of the images.
-checkpoint::Written write_files(const CheckpointConfig& config, const protocol::Save& save, bool confined) {
+checkpoint::Written write_files(const CheckpointConfig& config, const protocol::Save& save,
+                                const std::function<void()>& confine) {
   if (!save.missing.empty()) throw CheckpointError(save.missing);
   const auto model = map(save.model), training = map(save.training), text = map(save.description);
   constexpr const char* what = "the description of a checkpoint";
@@ -52,7 +53,8 @@ checkpoint::Written write_files(const CheckpointConfig& config, const protocol::
       bytes_of(training).first(fields.number<std::size_t>("training_bytes", 0, training.size()));
   contents.state = fields.value("state");
   const auto elsewhere = fields.has("directory") ? fields.text("directory") : std::string();
-  if (confined && !elsewhere.empty()) check_below(config.directory, elsewhere);
+  if (confine && !elsewhere.empty()) check_below(config.directory, elsewhere);
+  if (confine && !config.directory.empty()) confine();
   return elsewhere.empty() ? checkpoint::write(config.directory, contents, config.keep)
                            : checkpoint::write(elsewhere, contents, std::numeric_limits<std::int64_t>::max());
 }
@@ -100,11 +102,11 @@ void CheckpointWriter::run() {
         .step = save.step, .path = {}, .bytes = 0, .write_ms = 0, .error = {}, .warnings = {}};
     const auto begin = base::now_ns();
     try {
-      auto written = write_files(config_, save, confined_);
+      auto written = write_files(config_, save, confine_);
       saved.path = written.path.string();
       saved.bytes = written.bytes;
       saved.warnings = std::move(written.warnings);
-      if (confined_ && checkpoint::is_in(config_.directory, written.path)) begin_with(saved.path);
+      if (confine_ && checkpoint::is_in(config_.directory, written.path)) begin_with(saved.path);
       base::log().info("the checkpoint of step {} is on the disk: {}, {} bytes, {:.1f} ms", save.step,
                        saved.path, saved.bytes, double(base::now_ns() - begin) / 1e6);
     } catch (const std::exception& error) {

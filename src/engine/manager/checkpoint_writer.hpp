@@ -24,10 +24,11 @@ class CheckpointWriter {
   /// `tell` is called on the writer's thread, after each checkpoint that was written or failed. The thread
   /// begins with the first checkpoint and never ends, because a disk may block it for ever: `config` and this
   /// object must live until the process ends by _exit().
-  /// `confined`: it writes only to and below `checkpoint.directory`, whatever a host asks for.
+  /// `confine`: of a service. It writes only to and below `checkpoint.directory`, whatever a host asks for,
+  /// and calls this before each checkpoint, on its thread; what that throws is why it was not written.
   CheckpointWriter(const CheckpointConfig& config, const session::CheckpointView& view, Tell tell,
-                   bool confined = false)
-      : config_(config), spans_(view.spans()), tell_(std::move(tell)), confined_(confined) {}
+                   std::function<void()> confine = {})
+      : config_(config), spans_(view.spans()), tell_(std::move(tell)), confine_(std::move(confine)) {}
 
   /// Queues a checkpoint. Does not block. Any thread. Throws SystemError when there is no thread to be had;
   /// nothing is queued then.
@@ -35,7 +36,8 @@ class CheckpointWriter {
   /// Blocks until every queued checkpoint is written or has failed, or the deadline has passed. Returns false
   /// in the latter case. Any thread but the writer's.
   bool finish(base::Deadline deadline);
-  /// The last checkpoint in `checkpoint.directory`; null if there is none, and unless `confined`. Any thread.
+  /// The last checkpoint in `checkpoint.directory`; null if there is none, and unless it is confined. Any
+  /// thread.
   std::shared_ptr<const checkpoint::HostFiles> last() const;
   /// Call it with the checkpoint from which the run goes on. Throws CheckpointError.
   void begin_with(const std::string& path);
@@ -46,7 +48,7 @@ class CheckpointWriter {
   const CheckpointConfig& config_;
   session::SpanWriter spans_;
   Tell tell_;
-  bool confined_;
+  std::function<void()> confine_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<protocol::Save> queue_;  ///< The front is being written.

@@ -38,7 +38,7 @@ void ServedManager::make_session(const std::string& resume) {
 void ServedManager::start(Events events) {
   writer_.emplace(
       chosen_.config.checkpoint, owner_->checkpoint_view(),
-      [this](protocol::Saved saved) { lease_->saved(std::move(saved)); }, /*confined=*/true);
+      [this](protocol::Saved saved) { lease_->saved(std::move(saved)); }, std::move(events.saves));
   if (!chosen_.config.checkpoint.resume.empty()) writer_->begin_with(chosen_.config.checkpoint.resume);
   supervisor_.emplace(
       loop_, chosen_.config, owner_->view(), owner_->manifest(), std::move(*first_fork_server_),

@@ -35,6 +35,7 @@ class ServedManager {
     std::function<void()> ready, gave_up;  ///< See Supervisor::start().
     std::function<void()> freed;           ///< This and the next one: see Lease::Events.
     std::function<void(const protocol::Saved&)> saved;
+    std::function<void()> saves;  ///< `confine` of CheckpointWriter.
   };
   /// Starts the runners.
   void start(Events events);

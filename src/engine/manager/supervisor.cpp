@@ -14,6 +14,7 @@
 #include "base/ipc/socket.hpp"
 #include "base/log.hpp"
 #include "base/timing.hpp"
+#include "base/utf8.hpp"
 #include "engine/runner/process.hpp"
 #include "engine/runner/rank_setup.hpp"
 #include "engine/session/attempt.hpp"
@@ -34,6 +35,7 @@ Supervisor::Supervisor(boost::asio::io_context& loop, const Config& config,
       config_(config),
       view_(view),
       session_(view.session()),
+      manifest_(manifest),
       spans_(view.spans()),
       reduction_(view, manifest),
       fork_server_(std::move(fork_server)),
@@ -152,16 +154,28 @@ bool Supervisor::hear(int rank) {
   const int lifeline = runner(rank).lifeline.get();
   // A runner that has ended is reported by its pidfd, and the loss of the fork server ends every start.
   if (ipc::is_closed(lifeline) || runner(rank).part == StartPart::none) return false;
-  const auto message = ipc::receive_what_fits(lifeline, base::Deadline::at_ns(0));
+  std::optional<ipc::Message> message;
+  try {
+    message = ipc::receive_what_fits(lifeline, base::Deadline::at_ns(0));
+  } catch (const Error& error) {
+    end_runner(rank, fmt::format("runner {} is not understood: {}", rank, error.what()));
+    return false;
+  }
   if (!message) return false;
   if (message->bytes == runner::said_opened) {
     begin_part(rank, StartPart::waiting);
   } else if (message->bytes == runner::said_built) {
     begin_part(rank, StartPart::built);
-  } else {
+  } else if (message->bytes == runner::said_ready) {
     runner(rank).is_ready = true;
     look_at_processes();  // The fork server reported the fork before, but that may not be read yet.
     ready_if_known(rank);
+    return false;
+  } else {
+    constexpr std::size_t shown_bytes = 100;
+    end_runner(rank,
+               fmt::format("runner {} is not understood: it said '{}' ({} bytes) while it started", rank,
+                           base::valid_utf8(message->bytes.substr(0, shown_bytes)), message->bytes.size()));
     return false;
   }
   start_next();
@@ -223,6 +237,8 @@ void Supervisor::take(ipc::Started& started) {
   base::log().info("runner {} (pid {}) was forked by the fork server (pid {})", rank, started.pid,
                    fork_server_->pid());
   watch_runner(rank);
+  // It was to be ended before its pidfd was here.
+  if (!runner(rank).verdict.empty()) ipc::send_signal(runner(rank).pidfd.get(), SIGKILL);
   ready_if_known(rank);
 }
 
@@ -323,7 +339,10 @@ protocol::Resized Supervisor::resize(int ranks) {
     const auto more = std::max(0, ranks - __builtin_popcount(before));
     session::check_memory(session_.used_bytes(ranks), static_cast<std::uint64_t>(config_.memory.limit_bytes),
                           static_cast<std::uint64_t>(more) * session_.slab_bytes());
-    for (int rank = 0; rank < ranks; ++rank) session_.allocate_slab(rank);
+    for (int rank = 0; rank < ranks; ++rank) {
+      session_.allocate_slab(rank);
+      session::allocate_unfrozen(session_, manifest_, rank);
+    }
   } catch (const Error& error) {
     return {error.what()};
   }

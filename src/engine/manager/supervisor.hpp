@@ -69,8 +69,8 @@ class Supervisor {
   using Clock = std::function<std::int64_t()>;
 
   /// `relaunch` makes a new fork server when the last one is lost. `reading` returns the read of the data
-  /// source that is under way. `clock` is base::now_ns(); tests pass one of their own. `loop`, `config` and
-  /// what `view` shows must outlive this.
+  /// source that is under way. `clock` is base::now_ns(); tests pass one of their own. `loop`, `config`,
+  /// `manifest` and what `view` shows must outlive this.
   Supervisor(boost::asio::io_context& loop, const Config& config, const session::SupervisorView& view,
              const session::Manifest& manifest, ipc::ForkServerClient fork_server, MakeForkServer relaunch,
              Reading reading, Clock clock = base::now_ns);
@@ -184,6 +184,7 @@ class Supervisor {
   const Config& config_;
   session::SupervisorView view_;
   const session::Session& session_;
+  const session::Manifest& manifest_;
   session::SpanWriter spans_;
   session::Reduction reduction_;
   std::optional<ipc::ForkServerClient> fork_server_;

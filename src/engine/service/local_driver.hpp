@@ -31,8 +31,8 @@ class LocalDriver {
   /// Gets what the job threw, or null. Called when the session is free again.
   using Done = std::function<void(std::exception_ptr)>;
 
-  LocalDriver(boost::asio::io_context& loop, manager::ServedManager& manager, client::Run& run)
-      : loop_(loop), manager_(manager), run_(run) {}
+  LocalDriver(boost::asio::io_context& loop, manager::ServedManager& manager, std::string run_id)
+      : loop_(loop), manager_(manager), run_(client::Run::OfService{std::move(run_id)}) {}
 
   bool is_busy() const noexcept { return done_ != nullptr; }
   /// Starts a job. The session must be free, and no job under way. Throws SystemError, SessionError.
@@ -43,7 +43,7 @@ class LocalDriver {
  private:
   boost::asio::io_context& loop_;
   manager::ServedManager& manager_;
-  client::Run& run_;
+  client::Run run_;
   Done done_;
   std::exception_ptr thrown_;
   bool has_returned_ = false;

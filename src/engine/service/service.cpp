@@ -81,7 +81,7 @@ void Service::begin(const std::function<void(const std::string&)>& say) {
   if (!checkpoint.directory.empty()) take_directory(*run_, checkpoint.directory);
   manager_.make_session(run_->resumed ? run_->resumed->path : "");
   if (run_->resumed) run_->resumed->tensors.clear();  // A host gets them from the file.
-  driver_.emplace(loop_, manager_, *run_);
+  driver_.emplace(loop_, manager_, run_->id);
   constexpr int handled[] = {SIGTERM, SIGINT, SIGHUP};
   for (const int number : handled) signals_.add(number);
   ipc::default_in_forks(handled);
@@ -94,7 +94,9 @@ void Service::begin(const std::function<void(const std::string&)>& say) {
                         host_checkpoints_->left();
                         tell_clients([this] { events_->look(); });
                       },
-                  .saved = [this](const protocol::Saved& saved) { host_checkpoints_->saved(saved); }});
+                  .saved = [this](const protocol::Saved& saved) { host_checkpoints_->saved(saved); },
+                  // It may have been removed. From now on the thread that writes checkpoints has `run_`.
+                  .saves = [this] { run_->take_directory(manager_.config().checkpoint.directory); }});
   host_checkpoints_.emplace(loop_, manager_.lease());
   serve_clients();
 }

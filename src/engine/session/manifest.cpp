@@ -329,6 +329,15 @@ std::uint64_t Manifest::place_fields(std::uint64_t batch_size) {
   return at;
 }
 
+void allocate_unfrozen(const Session& session, const Manifest& manifest, int rank) {
+  for (std::size_t i = 0; i < manifest.tensors.size(); ++i) {
+    const auto& entry = manifest.tensors[i];
+    if (session.unfrozen()[i].load() != 0)
+      session.allocate_room(entry.gradient, entry.gradient_bytes(), entry.slab, entry.slab_bytes(),
+                            RankMask{1} << rank);
+  }
+}
+
 std::uint64_t manifest_bytes(const Manifest& manifest) {
   return align_up(sizeof(std::uint64_t) + encode(manifest).size(), 4096);
 }

@@ -119,6 +119,9 @@ inline bool has_gradient(const Session& session, const Manifest& manifest, std::
          session.unfrozen()[tensor].load(std::memory_order_relaxed) != 0;
 }
 
+/// Gives the slab of a rank memory for what was unfrozen. Throws SessionError.
+void allocate_unfrozen(const Session& session, const Manifest& manifest, int rank);
+
 /// The size of a region that is large enough for write_manifest().
 std::uint64_t manifest_bytes(const Manifest& manifest);
 /// Throws SessionError if the manifest does not fit.

@@ -26,7 +26,7 @@ from accelmgr._host.delivery import Delivery
 from accelmgr._host.driver import Driver
 from accelmgr._host.following import Following
 from accelmgr._host.weights import Files, Weights, made_empty
-from accelmgr.errors import ConfigError, DataError, ForkHangs, ModelError, SessionError, UsageError
+from accelmgr.errors import ConfigError, DataError, Error, ForkHangs, ModelError, SessionError, UsageError
 
 logger = logging.getLogger("accelmgr")
 
@@ -41,6 +41,14 @@ class _Continuation:
 
     state: str
     settings: list[str]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Renewal:
+    """Processes are to end for others. start() goes on with what an exception of a signal handler has ended."""
+
+    model: torch.nn.Module | None  # The one that the others get; None: the same.
+    goes_on: bool  # Whether they go on from where the former stood.
 
 
 class Manager(Driver):
@@ -175,6 +183,9 @@ class Manager(Driver):
         self.collate_fn = collate_fn
         self._dataset = dataset
         self._continues: _Continuation | None = None  # From rebind() until there are processes again.
+        self._renewal: _Renewal | None = None
+        self._left: Binding | None = None  # The model is leaving it: an exception may have ended that in between.
+        self._is_refreshing = False
         self._method = ""  # The start method of the processes that there are.
         named = {
             "nprocs": nprocs,
@@ -220,6 +231,7 @@ class Manager(Driver):
         manager._start_method = manager._method = "spawn"
         manager._refreshes, manager._following = "never", None
         manager._factory = manager._dataset = manager.collate_fn = manager._continues = manager._weights = None
+        manager._renewal, manager._is_refreshing = None, False
         manager._file, manager._settings = "", []
         manager._delivery = Delivery(None, None, None, None, {})
         manager._handle = _native.Handle("", [], {})
@@ -259,6 +271,8 @@ class Manager(Driver):
 
         Raises ConfigError, ModelError, DataError, SessionError (memory), RunnerError, CheckpointError.
         """
+        if self._renewal is not None:
+            self._end_former(self._renewal)
         if self._handle.started:
             raise UsageError("start() was called on a manager that was already started")
         command = program.command_for(*self._handle.kinds)
@@ -300,11 +314,23 @@ class Manager(Driver):
                 self._handle.start(method, self._bind, command, continues)
         except BaseException:
             if self._binding is not None:
-                self._binding.undo()
+                self._binding.leave()
                 self._binding = None
             self._handle = unstarted
             self._delivery.close()
             raise
+        try:
+            if self._has_begun(method):
+                return
+        except BaseException:
+            if self._renewal is not None:
+                self._end_former(self._renewal)
+            raise
+        self._renewal = _Renewal(None, goes_on=False)
+        self.start()
+
+    def _has_begun(self, method: str) -> bool:
+        """The processes are there. False: others are to begin, because the checkpoint has more than was expected."""
         self._bound.started()
         if self._is_shared:
             self._handle.share_with_children()
@@ -317,19 +343,20 @@ class Manager(Driver):
             if self._handle.resumed is not None:
                 self._resumed = self._handle.resumed
                 if self._delivery.makes_room_of(self._resumed.path, {name for name, _ in self._handle.buffer_shapes()}):
-                    self._end_processes()
-                    return self.start()
+                    return False
                 self.sync_buffers()
             if not self.model.training:
                 logger.warning(
                     "the model is in evaluation mode (model.training is False), and runners compute in that mode; "
                     "model.train() turns on dropout and batch statistics"
                 )
-        self._continues = None
         self._first_step = self._handle.statistics().steps
         self._method = method
         master = self._bound.master
         sharing.stay(self, [tensor for _, tensor in master.parameters + master.gradients])
+        self._continues = self._renewal = None
+        self._is_refreshing = False
+        return True
 
     def _bind(self, needs_values: bool) -> None:
         """Moves the model's parameters into the session. start() calls it when there is one.
@@ -352,23 +379,34 @@ class Manager(Driver):
         return True
 
     def _start_again(self, steps: int) -> None:
-        continuation = self._end_processes()
-        if steps:
-            self._continues = continuation
+        self._renewal = _Renewal(None, goes_on=steps > 0)
         self.start()
 
-    def _end_processes(self) -> _Continuation:
-        """Ends them, so that start() can start others. Returns where they stood."""
-        statistics = self._handle.statistics()
-        team = len(statistics.runners)
-        self._bound.leave()
-        self._handle.stop()
-        self._delivery.leave(statistics.elements)
-        self._binding = None
-        settings = ["checkpoint.resume="] + ([f"nprocs={team}"] if team != self._handle.nprocs else [])
-        continuation = _Continuation(self._handle.continuation(), settings)
-        self._handle = self._load(self._own_kinds)
-        return continuation
+    def _end_former(self, renewal: _Renewal) -> None:
+        """Ends the processes, so that start() can start others. What was done of it before may be done again."""
+        if self._handle.started:
+            self._put_away()
+            self._handle.stop()
+            if self._left is not None:
+                self._left.leave()
+            statistics = self._handle.statistics()
+            team = len(statistics.runners)
+            self._delivery.leave(statistics.elements)
+            if renewal.goes_on:
+                settings = ["checkpoint.resume="] + ([f"nprocs={team}"] if team != self._handle.nprocs else [])
+                self._continues = _Continuation(self._handle.continuation(), settings)
+            self._handle, self._left = self._load(self._own_kinds), None
+        if renewal.model is not None:
+            if self.model is not None:
+                _owners.pop(self.model, None)
+            self._model = renewal.model
+            self._note_sharing()
+            self._delivery.change_model(renewal.model)
+
+    def _put_away(self) -> None:
+        """Without a binding no call takes what has half left it for the model's."""
+        if self._binding is not None:
+            self._left, self._binding = self._binding, None
 
     def _waiting(self) -> contextlib.AbstractContextManager[None]:
         feed = self._delivery.feed
@@ -387,28 +425,25 @@ class Manager(Driver):
         (`run_id`) go on. All runners begin with the buffers that the model has here.
 
         Ends the processes and starts others, which takes as long as start(). Raises ModelError for a model that a
-        manager cannot train; the manager is as before then. When it raises in the start, which start() may try again,
-        the model has memory of its own.
+        manager cannot train; the manager is as before then. When it raises in the start, the model has memory of its
+        own; start() or the next step() tries again, also after Ctrl-C.
         """
         if self._model is None:
             raise UsageError("rebind(): the model of this manager is no module of this process")
         self._check_owner("rebind")
         if self._stopped:
             raise UsageError("rebind() was called after stop()")
+        if not self._handle.started and self._renewal is None:
+            raise UsageError("rebind() was called before start()")
         changed = self.model if model is None else model
         arguments.check(changed, None, None)
         if not isinstance(changed, torch.nn.Module):
             raise ModelError(f"rebind(): the model is a {type(changed).__name__}; it must be a torch.nn.Module")
         if changed is not self.model:
             self._check_unbound(changed)
-        former, changed = self.model, self._whole(changed)
+        changed = self._whole(changed)
         self._delivery.check_model(changed, self._method)
-        self._continues = self._end_processes()
-        if former is not None:
-            _owners.pop(former, None)
-        self._model = changed
-        self._note_sharing()
-        self._delivery.change_model(changed)
+        self._renewal = _Renewal(changed, goes_on=True)
         self.start()
 
     def resize(self, runners: int) -> None:
@@ -433,7 +468,12 @@ class Manager(Driver):
         """
         if self._method != "fork":
             return self.rebind()
-        self._fork_anew(self._handle.refresh)
+        self._is_refreshing = True
+        try:
+            self._fork_anew(self._handle.refresh)
+        except Error:  # Not what a signal handler has raised: then the next step refreshes.
+            self._is_refreshing = False
+            raise
 
     def call(self, function: Callable[[torch.nn.Module], Any], rank: int = 0) -> Any:
         """Returns what `function(model)` returns in the runner of `rank`, with its model, and its globals in a fork.
@@ -468,6 +508,7 @@ class Manager(Driver):
         finally:
             self._waits_no_more()
             if self._handle.statistics().manager_pid != before:  # Also if a signal handler has raised since.
+                self._is_refreshing = False
                 self._bound.begin_again()
                 if self._following is not None:
                     self._following.begin()
@@ -484,13 +525,16 @@ class Manager(Driver):
         return True
 
     def _check(self) -> None:
-        if changing := self._bound.changing():
+        if self._renewal is not None:  # An exception has ended what had begun.
+            self._check_owner("step")
+            self.start()
+        elif changing := self._bound.changing():
             self._delivery.make_room(changing)
             self._start_again(self._handle.statistics().steps)
         super()._check()
 
     def _follow(self) -> None:
-        if self._refreshes == "always":
+        if self._refreshes == "always" or self._is_refreshing:
             self.refresh()
         elif self._following is not None and (what := self._following.look()):
             if self._method != "fork":
@@ -505,7 +549,7 @@ class Manager(Driver):
     def stop(self) -> None:
         """Ends runners, fork server and manager in bounded time; idempotent. Parameters and gradients stay readable."""
         self._handle.stop()
-        self._stopped = True
+        self._stopped, self._renewal = True, None
         self._delivery.end()
 
     def __repr__(self) -> str:

@@ -56,8 +56,10 @@ TEST(EndMarked, EndsWhatAKilledProcessHasForkedAndExecuted) {
     pid_t executed = 0;
     char program[] = "sleep", seconds[] = "60";
     char* const arguments[] = {program, seconds, nullptr};
+    char* const nothing[] = {nullptr};
     fcntl(socket, F_SETFD, 0);
-    if (posix_spawnp(&executed, program, nullptr, nullptr, arguments, environ) != 0) return 1;
+    for (char* const* environment : {environ, const_cast<char**>(nothing)})
+      if (posix_spawnp(&executed, program, nullptr, nullptr, arguments, environment) != 0) return 1;
     send(socket, own_mark());
     hang();
   });

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <gtest/gtest.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 
 #include <boost/asio/io_context.hpp>
@@ -78,6 +79,11 @@ class PlayedForkServer {
   }
   void say_ready(int rank) { say(rank, "ready"); }
   void say(int rank, const char* what) { ipc::send(runners.at(rank).lifeline.get(), what); }
+  /// Says any bytes, also none and more than a packet may have.
+  void say_bytes(int rank, const std::string& bytes) {
+    const int lifeline = runners.at(rank).lifeline.get();
+    EXPECT_EQ(::send(lifeline, bytes.data(), bytes.size(), MSG_NOSIGNAL), ssize_t(bytes.size()));
+  }
   /// Whether the runner was told that its turn to build has come, since the last call.
   bool may_build(int rank) {
     const int lifeline = runners.at(rank).lifeline.get();
@@ -117,7 +123,8 @@ class PlayedForkServer {
 
 class Supervised : public testing::Test {
  protected:
-  explicit Supervised(int ranks = 2) : small_(session::small_session(ranks, {64})), view_(small_.session) {
+  explicit Supervised(int ranks = 2) : Supervised(ranks, session::small_session(ranks, {64})) {}
+  Supervised(int ranks, session::SmallSession small) : small_(std::move(small)), view_(small_.session) {
     config_.nprocs = ranks;
     config_.start_timeout = 60;
     config_.runners.on_loss = LossPolicy::restart;

@@ -1,6 +1,7 @@
 // Tests of starting, watching and replacing runners (supervisor.cpp, failure_recovery.cpp).
 #include <gmock/gmock.h>
 #include <signal.h>
+#include <sys/stat.h>
 
 #include <cerrno>
 
@@ -82,6 +83,38 @@ TEST_F(SupervisorTest, AReplacementThatIsNotReadyInTimeIsEndedAndTriedAgain) {
   EXPECT_EQ(server().take_request(), 1);
   start_runner(1);
   EXPECT_EQ(state(1), RunnerState::ready);
+}
+
+TEST_F(SupervisorTest, ARunnerThatSaysWhatNoRunnerSaysIsLostAndTheOthersGoOn) {
+  start_team();
+  const std::string too_much(ipc::max_packet_bytes + 1, 'x');
+  const std::pair<std::string, std::string> cases[] = {
+      {"hello", "it said 'hello' (5 bytes)"}, {"", "has no bytes"}, {too_much, "is larger than"}};
+  for (const auto& [said, why] : cases) {
+    for (const bool is_known : {true, false}) {
+      const auto before = incidents();
+      server().end(1, SIGKILL);
+      run();
+      after(config_.runners.restart_backoff * 100);
+      ASSERT_EQ(server().take_request(), 1);
+      if (is_known) server().fork(1);
+      server().say_bytes(1, said);
+      run();
+      if (!is_known) server().fork(1);
+      run();
+      EXPECT_EQ(state(1), RunnerState::starting) << "it was killed, but has not ended";
+      server().end(1, SIGKILL);
+      run();
+      EXPECT_EQ(incidents(), before + 2);
+      EXPECT_THAT(session::text_of(last_incident().what), HasSubstr("runner 1 is not understood"));
+      EXPECT_THAT(session::text_of(last_incident().what), HasSubstr(why));
+      after(config_.runners.restart_backoff * 100);
+      ASSERT_EQ(server().take_request(), 1);
+      start_runner(1);
+      EXPECT_EQ(state(1), RunnerState::ready);
+    }
+  }
+  EXPECT_EQ(state(0), RunnerState::ready);
 }
 
 // ---- Starts with a GPU for each rank ----
@@ -571,6 +604,40 @@ TEST_F(SupervisorTest, AResizeLetsRunnersGoAndTakesThemBack) {
   EXPECT_EQ(supervisor_->started().runners.size(), 2u);
   EXPECT_EQ(incidents(), 0u);
   EXPECT_THAT(supervisor_->resize(3).refused, HasSubstr("the session has room for 2 runners, not 3"));
+}
+
+session::SmallSession with_a_frozen_tensor(int ranks, std::uint64_t count) {
+  session::Manifest manifest;
+  for (const auto group : {session::Group::decay, session::Group::frozen})
+    manifest.tensors.push_back({.name = group == session::Group::frozen ? "frozen" : "w",
+                                .aliases = {},
+                                .shape = {static_cast<std::int64_t>(count)},
+                                .count = count,
+                                .group = group});
+  auto session = session::session_of(manifest, ranks);
+  return {std::move(manifest), std::move(session)};
+}
+
+class UnfrozenTest : public Supervised {
+ protected:
+  UnfrozenTest() : Supervised(2, with_a_frozen_tensor(2, 1 << 20)) {}
+  /// Of the slab of a rank.
+  std::uint64_t allocated_bytes(int rank) const {
+    struct stat status {};
+    EXPECT_EQ(fstat(small_.session.fds()[std::size_t(1 + rank)], &status), 0);
+    return static_cast<std::uint64_t>(status.st_blocks) * 512;
+  }
+};
+
+TEST_F(UnfrozenTest, ARankThatAResizeAddsHasMemoryForWhatWasUnfrozenBefore) {
+  view_.control().team.store(1);
+  start_team();
+  const auto& tensor = small_.manifest.tensors[1];
+  small_.session.allocate_room(tensor.gradient, tensor.gradient_bytes(), tensor.slab, tensor.slab_bytes(), 1);
+  small_.session.unfrozen()[1].store(1);
+  const auto before = allocated_bytes(1);
+  ASSERT_EQ(supervisor_->resize(2).refused, "");
+  EXPECT_GE(allocated_bytes(1), before + tensor.slab_bytes());
 }
 
 TEST_F(SupervisorTest, ARankThatAResizeRemovesIsNoLongerWanted) {

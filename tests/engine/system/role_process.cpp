@@ -9,6 +9,7 @@
 #include <cerrno>
 
 #include "accelmgr/errors.hpp"
+#include "base/ipc/user_forks.hpp"
 #include "engine/support/expectations.hpp"
 
 namespace accelmgr::test {
@@ -38,6 +39,12 @@ RoleProcess::RoleProcess(const std::string& role, const std::vector<std::string>
   process_ = ipc::execute_self(words, inherited);
   says_ = std::move(hears);
   waits_ = std::move(held);
+  ipc::close_in_forks(waits_.get());  // A fork of the test would keep it waiting.
+}
+
+void RoleProcess::let_go() {
+  ipc::keep_in_forks(waits_.get());
+  waits_.reset();
 }
 
 std::string RoleProcess::line() {

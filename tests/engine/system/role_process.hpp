@@ -35,6 +35,7 @@ class RoleProcess {
  public:
   RoleProcess(const std::string& role, const std::vector<std::string>& arguments);
   RoleProcess(RoleProcess&&) = default;
+  ~RoleProcess() { let_go(); }
 
   /// The next line that it says; empty if it has ended instead.
   std::string line();
@@ -42,7 +43,7 @@ class RoleProcess {
   pid_t pid() const noexcept { return process_.pid; }
   void kill_and_wait();
   /// Ends its wait for the test.
-  void let_go() { waits_.reset(); }
+  void let_go();
   /// Waits for its end, and returns its wait status.
   int status();
 

@@ -1,5 +1,6 @@
 // Checks what a service and its hosts write to checkpoints, and what the next service and host find there.
 #include <fmt/format.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 
@@ -8,12 +9,16 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
+#include "accelmgr/errors.hpp"
 #include "base/config/loader.hpp"
 #include "engine/checkpoint/folder.hpp"
+#include "engine/checkpoint/lock.hpp"
 #include "service_run.hpp"
 
 namespace accelmgr::test {
 namespace {
+
+namespace fs = std::filesystem;
 
 /// What a service with checkpoints needs. A lost runner is replaced at once.
 struct Checkpointed {
@@ -114,6 +119,29 @@ TEST(Service, WritesNoCheckpointsBesideThoseOfAnotherRun) {
   EXPECT_EQ(other.line(), "");
   const int status = other.status();
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 2) << status << ": no restart mends it";
+}
+
+TEST(Service, LocksADirectoryThatWasRemovedBeforeAHostSavesThere) {
+  Checkpointed on;
+  const fs::path directory = on.config.checkpoint.directory;
+  const ServiceRun service(on.config);
+  auto manager = service.attach();
+  const auto saves = [&] {
+    expect_ok(manager);
+    manager.save_checkpoint({});
+    return manager.checkpoints_written(60).at(0).error;
+  };
+  EXPECT_EQ(saves(), "");
+  fs::remove_all(directory);
+  EXPECT_EQ(saves(), "");
+  EXPECT_TRUE(fs::exists(directory / checkpoint::folder_name(2)));
+  EXPECT_THROW(checkpoint::DirectoryLock{directory}, CheckpointError);
+  fs::remove_all(directory);
+  {
+    const checkpoint::DirectoryLock other(directory);
+    EXPECT_THAT(saves(), testing::HasSubstr("is in use by"));
+  }
+  EXPECT_EQ(saves(), "");
 }
 
 TEST(Service, TheHostOfAServiceWritesCheckpointsOfItsRun) {

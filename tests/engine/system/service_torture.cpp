@@ -51,6 +51,8 @@ Config service_config(const ServiceTortureOptions& options, const TemporaryFolde
                                         options.seed * 1000 + config.faults.size()));
   config.runners.reduction_timeout = 0.5;
   config.prefetch = 120;  // Some steps can be made while the service is stopped, whose loader is too.
+  // Where the service and its fork server may both be killed, nobody is left who would end them.
+  if (options.longest_life_s == 0) config.data.options[has_children] = "";
   if (options.longest_life_s > 0) {
     config.checkpoint.directory = folder / "checkpoints";
     config.checkpoint.resume = "latest";

@@ -8,6 +8,7 @@
 #include "accelmgr/errors.hpp"
 #include "base/clock.hpp"
 #include "engine/support/expectations.hpp"
+#include "living_children.hpp"
 #include "torture_course.hpp"
 
 namespace accelmgr::test {
@@ -40,6 +41,8 @@ class Training {
 
   /// Makes step `number`, counted from 0.
   void step(std::uint64_t number) {
+    constexpr std::uint64_t steps_per_child = 100;
+    if (number % steps_per_child == 0) children_.add();
     if (is_zeroed_before(number)) manager_.zero_grad();
     take({.accumulate = is_accumulated(number), .parameters_changed = false});
     if (is_last_of_block(number)) write_parameters(manager_, updated(manager_));
@@ -73,12 +76,14 @@ class Training {
       }
   }
 
+  LivingChildren children_;  // They outlive the manager.
   client::Handle manager_;
 };
 
 void disturb(const TortureOptions& options, const Course& expected, TortureReport& report) {
   auto config = tortured_config(options.seed);
   config.faults = faults_of(options);
+  config.data.options[has_children] = "";
   auto killer_options = options.killer;
   killer_options.seed = options.seed;
   std::optional<Training> training;

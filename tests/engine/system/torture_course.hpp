@@ -18,6 +18,9 @@ namespace accelmgr::test {
 /// The registered name of the model and of the source.
 inline constexpr const char* tortured = "tortured";
 
+/// The option of the source with which it makes children that live on, also in the middle of the run.
+inline constexpr const char* has_children = "has_children";
+
 inline constexpr int tortured_ranks = 3;
 inline constexpr int tortured_batch_size = 3, tortured_accumulation_steps = 2;
 inline constexpr int elements_per_step = tortured_ranks * tortured_batch_size * tortured_accumulation_steps;

@@ -8,6 +8,7 @@
 #include "engine/support/mixed_dtypes.hpp"
 #include "engine/support/perceptron.hpp"
 #include "engine/support/plain_replica.hpp"
+#include "living_children.hpp"
 #include "support.hpp"
 #include "torture_course.hpp"
 
@@ -36,11 +37,14 @@ const RegisteredReplica model(tortured, [](const Config& config, replica::Role) 
 /// place gives wrong elements.
 class TorturedSource final : public BatchSource {
  public:
-  explicit TorturedSource(const Config& config) : position_{.chain = config.data.seed} {}
+  explicit TorturedSource(const Config& config)
+      : has_children_(config.data.options.contains(has_children)), position_{.chain = config.data.seed} {}
 
   std::span<const FieldSpec> fields() const override { return fields_; }
 
   bool next(ElementWriter& element) override {
+    constexpr int elements_per_child = 50 * elements_per_step;
+    if (has_children_ && position_.index % elements_per_child == 0) children_.add();
     position_.chain = base::mix(position_.chain + static_cast<std::uint64_t>(position_.index));
     data::Random random(position_.chain);
     float input[inputs];
@@ -65,6 +69,8 @@ class TorturedSource final : public BatchSource {
     std::uint64_t chain;
   };
   std::vector<FieldSpec> fields_{{"input", DType::float32, {inputs}}, {"index", DType::int64, {}}};
+  bool has_children_;
+  LivingChildren children_;
   Position position_;
 };
 

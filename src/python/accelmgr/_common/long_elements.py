@@ -10,12 +10,13 @@ freed; offsets are never used again.
 from __future__ import annotations
 
 import functools
+import io
 import mmap
 import os
 import struct
 import weakref
 
-from accelmgr._common.memfd import open_memfd
+from accelmgr._common.memfd import memfd_file, open_memfd
 from accelmgr.errors import DataError
 
 NAME = "accelmgr-long"
@@ -40,12 +41,13 @@ class LongElements:
         """address: of another process that keeps the memory; empty: this one does."""
         if address:
             self._pid, self._kept = map(int, address.split(":"))
-            self._fd = open_memfd(self._pid, self._kept, NAME, os.O_RDWR)
+            file = io.FileIO(open_memfd(self._pid, self._kept, NAME, os.O_RDWR), "r+")
+            self._fd = file.fileno()
         else:
-            self._pid, self._fd = os.getpid(), os.memfd_create(NAME, os.MFD_CLOEXEC)
-            self._kept = self._fd
+            file = memfd_file(NAME)
+            self._pid, self._kept, self._fd = os.getpid(), file.fileno(), file.fileno()
             os.pwrite(self._fd, _ENDS.pack(PAGE, PAGE), 0)
-        self._closing = weakref.finalize(self, os.close, self._fd)
+        self._closing = weakref.finalize(self, file.close)
 
     @property
     def address(self) -> str:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import io
 import mmap
 import os
 import weakref
@@ -23,12 +24,18 @@ def make_memfd(name: str, size: int) -> int:
     return fd
 
 
+def memfd_file(name: str) -> io.FileIO:
+    """A memfd that is closed with its last reference. No signal handler raises inside next(), so none is left open."""
+    return next(map(io.FileIO, map(os.memfd_create, [name], [os.MFD_CLOEXEC]), ["r+"]))
+
+
 class HostFile:
     """A memfd of this process that runners open by its address."""
 
     def __init__(self, name: str) -> None:
-        self._fd = os.memfd_create(name, os.MFD_CLOEXEC)
-        self._closing = weakref.finalize(self, os.close, self._fd)  # Also if the manager is never stopped.
+        file = memfd_file(name)
+        self._fd = file.fileno()
+        self._closing = weakref.finalize(self, file.close)  # Also if the manager is never stopped.
 
     @property
     def address(self) -> str:

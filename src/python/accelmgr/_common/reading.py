@@ -260,7 +260,8 @@ class Reading:
 
     def position(self) -> str:
         """Call it between two elements."""
-        found: dict[str, Any] = {"elements": self._count, "epoch": self._epoch, "index": self._index}
+        index, total = self._skip or (self._index, self._sum)  # Before the first element after restore().
+        found: dict[str, Any] = {"elements": self._count, "epoch": self._epoch, "index": index}
         look = self._begin if self._again else _look()
         if look != self._saved[0]:
             states = self._begin if self._again else generator_states()
@@ -269,7 +270,7 @@ class Reading:
         if self._own:
             found["own"] = [checkpoint_state.as_text(state) for state in self._own_begin]
         if self._again:
-            found["checksum"] = self._sum
+            found["checksum"] = total
         elif _has_state(self._dataset):
             found["state"] = _encoded(self._dataset.state_dict())
         return json.dumps(found)

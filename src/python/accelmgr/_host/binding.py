@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import logging
 from typing import cast
 
@@ -65,20 +66,16 @@ class Binding:
         if self._constants is not None:
             self._constants.note()
 
-    def undo(self) -> None:
-        """Gives the model memory of its own again, and its former gradients, after the start failed."""
-        copies = private_copies([leaf.data for leaf in self._leaves], expanded=True)
-        for leaf, own, gradient in zip(self._leaves, copies, self._former_gradients, strict=True):
-            leaf.data = own
-            leaf.grad = gradient
-
     def leave(self) -> None:
-        """Gives the model memory of its own again, with the present values and gradients."""
-        gradients = self.master.own_gradients()
+        """Gives the model memory of its own again, with the present values and gradients.
+
+        The gradients are the former ones if the start has failed. May be called again after an exception.
+        """
+        gradients = self._former_gradients or self.master.own_gradients()
         copies = private_copies([leaf.data for leaf in self._leaves], expanded=True)
-        for leaf, own, gradient in zip(self._leaves, copies, gradients, strict=True):
-            leaf.data = own
-            leaf.grad = gradient
+        # No signal handler raises in map(): tensors that share memory go on sharing it.
+        list(map(setattr, self._leaves, itertools.repeat("data"), copies))
+        list(map(setattr, self._leaves, itertools.repeat("grad"), gradients))
 
     def started(self) -> None:
         """From now on it knows what of the model changes."""

@@ -45,7 +45,9 @@ class Driver:
     @property
     def _bound(self) -> Binding:
         if self._binding is None:
-            raise UsageError("this manager was not started; call start()")
+            raise UsageError(
+                "this manager has no processes: it was not started, or rebind() was interrupted; call start()"
+            )
         return self._binding
 
     def _check_owner(self, call: str) -> None:
