@@ -141,6 +141,14 @@ class PythonReplica final : public replica::Replica {
     called([&] { (*replica_).attr("parameter_changed")(name); });
   }
 
+  void apply(std::span<const std::byte* const> mean) override {
+    called([&] {
+      nb::list gradients;
+      for (std::size_t i = 0; i < mean.size(); ++i) gradients.append(gradient_at(i, mean[i]));
+      (*replica_).attr("apply")(gradients);
+    });
+  }
+
   void call() override {
     called([&] { (*replica_).attr("call")(); });
   }
@@ -198,6 +206,15 @@ class PythonReplica final : public replica::Replica {
   }
 
  private:
+  /// A Place of accelmgr._runner.replica. None if there is no gradient.
+  nb::object gradient_at(std::size_t index, const std::byte* begin) const {
+    if (begin == nullptr) return nb::none();
+    const auto& entry = manifest_->tensors[index];
+    return nb::make_tuple(Memory{const_cast<std::byte*>(begin), entry.gradient_bytes()},
+                          nb::str(accelmgr::name_of(entry.gradient_dtype()).data()),
+                          tuple_of(entry.gradient_strides()));
+  }
+
   /// Puts the buffers back where the model has assigned other tensors, and notes buffers that have moved.
   void settle() {
     const nb::object moved = (*replica_).attr("settle")();

@@ -289,7 +289,7 @@ std::string Handle::continuation() const {
 void Handle::share_with_children() { state_->session->make_private_in_children(/*shared=*/true); }
 void Handle::check_owner(const char* call) const { state_->check_owner(call); }
 
-StepResult Handle::step(const StepOptions& options) {
+StepResult Handle::step(const StepOptions& options, StepKind kind) {
   const State::Use use(*state_, "step");
   state_->check_open("step");
   const double timeout_s = options.timeout_s.value_or(state_->config.step_timeout);
@@ -301,7 +301,7 @@ StepResult Handle::step(const StepOptions& options) {
   const auto steps = state_->steps();
   const auto note_counted = [&] { state_->overwrites = state_->overwrites && state_->steps() == steps; };
   try {
-    auto result = state_->stepper->step(chosen, timeout_s);
+    auto result = state_->stepper->step(chosen, timeout_s, kind);
     note_counted();
     return result;
   } catch (const ServiceStands& error) {

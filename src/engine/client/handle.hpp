@@ -13,6 +13,7 @@
 #include "accelmgr/config.hpp"
 #include "accelmgr/statistics.hpp"
 #include "accelmgr/step_result.hpp"
+#include "engine/client/step_kind.hpp"
 #include "engine/client/values.hpp"
 #include "engine/session/manifest.hpp"
 #include "engine/session/session.hpp"
@@ -70,7 +71,7 @@ class Handle {
   /// Whether the next step overwrites gradients, whatever its options say.
   bool overwrites_next() const noexcept;
 
-  StepResult step(const StepOptions& options = {});
+  StepResult step(const StepOptions& options = {}, StepKind kind = StepKind::outer);
   void zero_grad();
   /// Between two steps, Replica::call() of the rank, which finds itself what is to be called. Blocks for at
   /// most `step_timeout`. Throws RunnerError when a runner is lost meanwhile, SessionError after the timeout.

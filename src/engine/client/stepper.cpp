@@ -62,7 +62,7 @@ Stepper::Stepper(const Config& config, const session::HostView& view, const sess
   if (config.runners.share == Share::measured) measured_shares_.emplace(config.grad_accumulation_steps);
 }
 
-StepResult Stepper::step(const StepOptions& options, double timeout_s) {
+StepResult Stepper::step(const StepOptions& options, double timeout_s, StepKind kind) {
   const auto begin = base::now_ns();
   const auto number = step_under_way();
   const base::Patience patience(timeout_s, options.interrupted);
@@ -73,7 +73,8 @@ StepResult Stepper::step(const StepOptions& options, double timeout_s) {
   if (options.parameters_changed) version.store(version.load() + 2);
 
   StepResult result;
-  auto purpose = Purpose::compute;
+  const auto computes = kind == StepKind::inner ? Purpose::compute_and_apply : Purpose::compute;
+  auto purpose = computes;
   loss_scaler_.begin_step();
   Outcome outcome;
   for (;;) {
@@ -90,7 +91,7 @@ StepResult Stepper::step(const StepOptions& options, double timeout_s) {
       continue;
     }
     if (outcome.status == StepStatus::ok && purpose == Purpose::skip) {
-      purpose = Purpose::compute;
+      purpose = computes;
       loss_scaler_.begin_step();  // It was lowered in vain: the values were not finite by themselves.
       ++result.skipped;
       continue;
@@ -330,7 +331,8 @@ Stepper::Outcome Stepper::attempt(Purpose purpose, const StepOptions& options, c
   const double loss_scale = loss_scaler_.scale(committed_loss_scale());
   session::SpanScope span(spans_, Activity::attempt, step_under_way());
   const auto& control = session_.control();
-  const bool skip = purpose != Purpose::compute;
+  const bool skip = purpose == Purpose::skip || purpose == Purpose::call;
+  const bool applies = purpose == Purpose::compute_and_apply;
   const bool keep =
       config_.on_nonfinite == NonfinitePolicy::keep && nonfinite_in_a_row_ < config_.nonfinite_limit;
   release_idle_threads();
@@ -346,6 +348,7 @@ Stepper::Outcome Stepper::attempt(Purpose purpose, const StepOptions& options, c
               .skip = skip,
               .repeat = options.repeat,
               .call = purpose == Purpose::call ? static_cast<std::uint32_t>(calling_rank) + 1 : 0,
+              .inner = applies,
               .device_team = skip ? session::DeviceTeam{} : device_team(),
               .parameter_version = control.parameter_version.load(),
               .loss_scale = loss_scale,
@@ -357,6 +360,7 @@ Stepper::Outcome Stepper::attempt(Purpose purpose, const StepOptions& options, c
   result.loss_scale = loss_scale;
   result.tries += skip ? 0 : 1;
   auto outcome = wait(attempt, patience);
+  if (outcome.status == StepStatus::ok && applies) wait_applied(attempt, patience);
   const auto word = session_.word();
   result.counted = !skip && word.attempt == attempt && word.closed && !word.abort;
   if (outcome.team_failed) {
@@ -444,6 +448,20 @@ Observed Stepper::observe(const session::StepWord& word, Wait& wait) {
     wait.standings.look(session_);  // Not before the first wait: that would delay a short step.
   observed.patience_over = wait.patience.over();
   return observed;
+}
+
+// The gradients are the host's when this returns. A runner that dies meanwhile is noticed in the next step.
+void Stepper::wait_applied(std::uint64_t attempt, const base::Patience& patience) {
+  const auto& readiness = session_.control().readiness;
+  for (;;) {
+    const auto seen = ipc::load(readiness);
+    bool applied = true;
+    for (int rank = 0; rank < session_.ranks(); ++rank)
+      if ((participants_ >> rank & 1) != 0)
+        applied = applied && session_.record(rank).acknowledged_attempt.load() >= attempt;
+    if (applied || participant_ended() || link_.manager_ended() || patience.over()) return;
+    ipc::wait_changed(readiness, seen, patience.next_look_ns(), 0);
+  }
 }
 
 Stepper::Outcome Stepper::why_aborted(std::uint32_t author) const {

@@ -17,6 +17,7 @@
 #include "engine/client/measured_shares.hpp"
 #include "engine/client/next_action.hpp"
 #include "engine/client/stall_timer.hpp"
+#include "engine/client/step_kind.hpp"
 #include "engine/client/step_report.hpp"
 #include "engine/client/touched_gradients.hpp"
 #include "engine/session/reduction.hpp"
@@ -48,7 +49,7 @@ class Stepper {
   /// Blocks for at most `timeout_s`, or longer to finish a committed attempt or to end what is left of a lost
   /// manager. Throws UsageError when parameters are written meanwhile, SessionError (see ServiceStands), and
   /// what `options.interrupted` throws.
-  StepResult step(const StepOptions& options, double timeout_s);
+  StepResult step(const StepOptions& options, double timeout_s, StepKind kind = StepKind::outer);
 
   void zero_gradients();
   Touched& touched() noexcept { return touched_; }
@@ -76,7 +77,6 @@ class Stepper {
   void manager_recovered() noexcept { manager_loss_.reset(); }
 
  private:
-  enum class Purpose { compute, skip, call };
   /// What wait() remembers from one look to the next.
   struct Wait {
     const base::Patience& patience;
@@ -88,6 +88,7 @@ class Stepper {
   void check_repeatable() const;
   void refuse_without_weight(StepResult& result) const;
   session::Shares last_shares() const noexcept;
+  enum class Purpose { compute, compute_and_apply, skip, call };
   Outcome attempt(Purpose purpose, const StepOptions& options, const base::Patience& patience,
                   StepResult& result, int calling_rank = -1);
   const session::LossScale& committed_loss_scale() const noexcept;
@@ -105,6 +106,7 @@ class Stepper {
   Outcome wait(std::uint64_t attempt, const base::Patience& patience);
   Observed observe(const session::StepWord& word, Wait& wait);
   bool participant_ended() const noexcept;
+  void wait_applied(std::uint64_t attempt, const base::Patience& patience);
   Outcome why_aborted(std::uint32_t author) const;
   Outcome manager_lost(std::uint64_t attempt);
 

@@ -189,6 +189,10 @@ class Replica {
   /// Waits for the work of run(), hands the remaining gradients to the sink, then reads loss and scalars.
   virtual Totals collect() = 0;
 
+  /// The attempt is committed, and the replica updates its parameters, which stay with it. `mean` has the
+  /// gradient of each parameter in the master; null: it has none.
+  virtual void apply(std::span<const std::byte* const> /*mean*/) {}
+
   /// run() has changed a parameter and not put it back, which is an error.
   virtual void parameter_changed(const std::string& /*name*/) {}
   /// Between two steps: makes the call that the host has left for it. The call's own errors are its result.

@@ -246,9 +246,28 @@ void Runner::attempt(std::uint64_t number) {
   }
   enter(Phase::reduce);
   reduction_.finish_slice(rank_, number, &helpers_);
+  if (control.request.inner != 0) return apply();
   acknowledge(true);
   base::fault_point(FaultPhase::close);
   session::close_if_over(view_, number);
+}
+
+// The mean is whole when the attempt is closed. The host changes it only when all have applied it.
+void Runner::apply() {
+  const auto& finish = session_.control().finish;
+  base::fault_point(FaultPhase::close);
+  session::close_if_over(view_, attempt_);
+  for (;;) {
+    const auto seen = ipc::load(finish);
+    if (session_.word().closed) break;
+    if (stopping()) return;
+    ipc::wait_changed(finish, seen, timing::look_ns, 0);
+  }
+  std::vector<const std::byte*> mean(manifest_.tensors.size());
+  for (std::size_t i = 0; i < mean.size(); ++i)
+    if (reduction_.has_gradient(i, attempt_)) mean[i] = session_.gradients() + manifest_.tensors[i].gradient;
+  replica_->apply(mean);
+  acknowledge(true);
 }
 
 // Called in the handler of an exception of the replica. Returns whether the runner goes on.

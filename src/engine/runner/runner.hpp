@@ -70,6 +70,7 @@ class Runner final : private replica::Sink {
   bool refuse();
   bool loses_a_member();
   void acknowledge(bool committed);
+  void apply();
 
   void populate();
   void load_committed_state();

@@ -193,6 +193,7 @@ struct Request {
   /// 1 more than the rank whose replica makes the call that the host has left for it; with `skip` and
   /// `repeat`, so that nothing else happens. 0: none.
   std::uint32_t call = 0;
+  std::uint32_t inner = 0;  ///< 1: replicas apply the mean gradient before they acknowledge the attempt.
   DeviceTeam device_team{};
   std::uint64_t parameter_version = 0;
   double loss_scale = 1;        ///< A power of two. Slabs have gradients times this, the master without it.

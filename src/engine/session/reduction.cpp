@@ -88,6 +88,15 @@ Reduction::Reduction(const View& view, const Manifest& manifest)
   }
 }
 
+bool Reduction::has_gradient(std::size_t tensor, std::uint64_t attempt) const noexcept {
+  const RankMask participants = session_->control().request.participants;
+  for (int rank = 0; rank < session_->ranks(); ++rank)
+    if ((participants >> rank & 1) != 0 &&
+        session_->tags(rank)[tensor].load(std::memory_order_relaxed) == attempt)
+      return true;
+  return false;
+}
+
 void Reduction::reset_cursor(int rank, std::uint64_t attempt) const noexcept {
   session_->record(rank).cursor.store(encode(Cursor{.attempt = attempt}));
 }

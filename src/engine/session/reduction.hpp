@@ -57,6 +57,9 @@ class Reduction {
   /// committed. Its participants must have written their slabs and ballots. Passes over all of them.
   std::vector<std::size_t> nonfinite_sums(std::uint64_t attempt) const;
 
+  /// Whether a participant of `attempt`, which is committed, has a gradient of the tensor.
+  bool has_gradient(std::size_t tensor, std::uint64_t attempt) const noexcept;
+
  private:
   /// Teams among the participants whose slabs hold shards.
   struct Teams {

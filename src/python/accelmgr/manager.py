@@ -17,6 +17,7 @@ import torch
 from accelmgr import _native
 from accelmgr._common import arguments, loaders
 from accelmgr._common.child import embed
+from accelmgr._common.inner import Order
 from accelmgr._common.model_changes import named_leaves
 from accelmgr._common.objective import Extra, Loss, made_whole, whole
 from accelmgr._host import optimizers, program, sharing, status
@@ -25,6 +26,7 @@ from accelmgr._host.binding import Binding
 from accelmgr._host.delivery import Delivery
 from accelmgr._host.driver import Driver
 from accelmgr._host.following import Following
+from accelmgr._host.inner import InnerSteps, Standing, check_inner
 from accelmgr._host.weights import Files, Weights, made_empty
 from accelmgr.errors import ConfigError, DataError, Error, ForkHangs, ModelError, SessionError, UsageError
 
@@ -49,6 +51,7 @@ class _Renewal:
 
     model: torch.nn.Module | None  # The one that the others get; None: the same.
     goes_on: bool  # Whether they go on from where the former stood.
+    back_to: Standing | None = None  # Or from there.
 
 
 class Manager(Driver):
@@ -153,6 +156,7 @@ class Manager(Driver):
             raise ConfigError(f"refresh is '{refresh}'; it must be one of {', '.join(REFRESHES)}", "refresh")
         self._refreshes = refresh
         self._following: Following | None = None
+        self._inner: InnerSteps | None = None
         self._factory = model if callable(model) and not isinstance(model, torch.nn.Module) else None
         if weights is not None and self._factory is None:
             raise ConfigError("weights needs a function that makes the model, which is passed as `model`", "weights")
@@ -229,7 +233,7 @@ class Manager(Driver):
         manager = cls.__new__(cls)
         Driver.__init__(manager, None)
         manager._start_method = manager._method = "spawn"
-        manager._refreshes, manager._following = "never", None
+        manager._refreshes, manager._following, manager._inner = "never", None, None
         manager._factory = manager._dataset = manager.collate_fn = manager._continues = manager._weights = None
         manager._renewal, manager._is_refreshing = None, False
         manager._file, manager._settings = "", []
@@ -391,10 +395,12 @@ class Manager(Driver):
                 self._left.leave()
             statistics = self._handle.statistics()
             team = len(statistics.runners)
-            self._delivery.leave(statistics.elements)
+            back_to = renewal.back_to
+            self._delivery.leave(statistics.elements if back_to is None else back_to.elements)
             if renewal.goes_on:
                 settings = ["checkpoint.resume="] + ([f"nprocs={team}"] if team != self._handle.nprocs else [])
-                self._continues = _Continuation(self._handle.continuation(), settings)
+                state = self._handle.continuation() if back_to is None else back_to.state
+                self._continues = _Continuation(state, settings)
             self._handle, self._left = self._load(self._own_kinds), None
         if renewal.model is not None:
             if self.model is not None:
@@ -441,6 +447,7 @@ class Manager(Driver):
             raise ModelError(f"rebind(): the model is a {type(changed).__name__}; it must be a torch.nn.Module")
         if changed is not self.model:
             self._check_unbound(changed)
+        self._begin_kind(None)
         changed = self._whole(changed)
         self._delivery.check_model(changed, self._method)
         self._renewal = _Renewal(changed, goes_on=True)
@@ -452,6 +459,12 @@ class Manager(Driver):
 
     def recover(self) -> None:
         """Starts a new manager process over the same session. Call it after a step returned `manager_lost`."""
+        if self._inner is not None:
+            renewed = self._finish_renewal("recover")
+            if self._inner.ahead > 0:
+                return self._inner.go_back()
+            if renewed:
+                return
         if self._method != "fork":
             return self._handle.recover()
         self._fork_anew(self._handle.recover)
@@ -468,6 +481,7 @@ class Manager(Driver):
         """
         if self._method != "fork":
             return self.rebind()
+        self.sync()
         self._is_refreshing = True
         try:
             self._fork_anew(self._handle.refresh)
@@ -513,7 +527,72 @@ class Manager(Driver):
                 if self._following is not None:
                     self._following.begin()
 
+    # Inner steps
+
+    def _begin_kind(self, optimizer: torch.optim.Optimizer | None) -> None:
+        if self._inner is not None and self._inner.optimizer is not optimizer:
+            self.sync()
+            self._inner = None
+            self.publish_order(None)
+            self.zero_grad()  # They were applied.
+        if optimizer is None:
+            return
+        if self._inner is None:
+            check_inner(optimizer, self._method, self._bound.leaves())
+            self._inner = InnerSteps(self, optimizer)
+        if self._inner.is_stale():
+            self.refresh()
+
+    def _order(self, clip_grad_norm: float | None) -> Order | None:
+        return self._inner.order(clip_grad_norm) if self._inner is not None else None
+
+    def publish_order(self, order: Order | None) -> None:
+        """For InnerSteps."""
+        assert self._delivery.record is not None
+        self._delivery.record.publish({("order",): order})
+
+    def sync(self) -> None:
+        if self._inner is not None:
+            self._finish_renewal("sync")
+            with self._handle.alone("sync"):
+                self._inner.sync()
+
+    @property
+    def synced_step(self) -> int:
+        return self._inner.synced_step if self._inner is not None else super().synced_step
+
+    def standing(self) -> Standing:
+        """For InnerSteps: where the run stands."""
+        return Standing(self._handle.continuation(), self._handle.statistics().elements, self._delivery.grown)
+
+    def keep_elements(self, since: Callable[[], int]) -> None:
+        """For InnerSteps: those from `since()` on may be asked for again."""
+        if self._delivery.feed is not None:
+            self._delivery.feed.follow(since)
+
+    def go_back_to(self, standing: Standing) -> None:
+        """For InnerSteps: starts processes there."""
+        self._renewal = _Renewal(None, goes_on=True, back_to=standing)
+        self.start()
+
+    def repeat_inner(self, order: Order) -> None:
+        """For InnerSteps. Raises the typed error of a step that is not committed."""
+        made: list[_native.StepResult] = []
+        self.publish_order(order)
+        self._bound.send_changes()
+        with self._waiting():
+            self._handle.step(made, None, False, order.loads, False, True)
+        self._bound.show(made[-1].counted, True)
+        made[-1].raise_for_status()
+
     def _begins_again(self, result: _native.StepResult) -> bool:
+        if self._inner is not None and result.counted:
+            self._inner.counted()
+        elif self._inner is not None and result.status == "runner_lost" and self._handle.replaces_runners:
+            if not self._inner.are_others() and not self._handle.fork_server_ended:
+                return False
+            self._inner.renew()
+            return True
         if self._method == "fork" and result.status == "timeout":
             start_methods.say_what_forks_lack()
         if self._method != "fork" or result.counted or not self._handle.fork_server_ended:
@@ -524,11 +603,16 @@ class Manager(Driver):
         self.refresh()
         return True
 
+    def _finish_renewal(self, call: str) -> bool:
+        """Whether an exception had ended what had begun. Then there are processes again."""
+        if self._renewal is None:
+            return False
+        self._check_owner(call)
+        self.start()
+        return True
+
     def _check(self) -> None:
-        if self._renewal is not None:  # An exception has ended what had begun.
-            self._check_owner("step")
-            self.start()
-        elif changing := self._bound.changing():
+        if not self._finish_renewal("step") and (changing := self._bound.changing()):
             self._delivery.make_room(changing)
             self._start_again(self._handle.statistics().steps)
         super()._check()
@@ -548,6 +632,11 @@ class Manager(Driver):
 
     def stop(self) -> None:
         """Ends runners, fork server and manager in bounded time; idempotent. Parameters and gradients stay readable."""
+        if self._inner is not None and not self._stopped:
+            try:
+                self.sync()
+            except Error as error:
+                logger.warning("the model of this process is that of step %d: %s", self.synced_step, error)
         self._handle.stop()
         self._stopped, self._renewal = True, None
         self._delivery.end()

@@ -13,6 +13,7 @@ import torch
 from accelmgr import _native
 from accelmgr._common import checkpoint_state as _state
 from accelmgr._common import memory
+from accelmgr._common.inner import Order
 from accelmgr._common.objective import model_of
 from accelmgr._host import optimizers
 from accelmgr._host.binding import Binding
@@ -61,6 +62,25 @@ class Driver:
     def _follow(self) -> None:
         """Before a step: makes the runners know what this process has changed since the last one."""
 
+    def _begin_kind(self, optimizer: torch.optim.Optimizer | None) -> None:
+        """Steps of another kind follow: inner ones of `optimizer`, or those whose gradients this process applies."""
+
+    def _order(self, clip_grad_norm: float | None) -> Order | None:
+        """Before an inner step: tells the runners what is to be done."""
+        return None
+
+    def sync(self) -> None:
+        """Brings parameters and the optimizer's state up to date, if runners have made inner steps since the last sync.
+
+        state_dict(), save_checkpoint(), steps() at its end and stop() call it. Blocks while runners copy. Raises
+        SessionError when ranks have different parameters, or are lost again and again.
+        """
+
+    @property
+    def synced_step(self) -> int:
+        """The parameters of this process are those after this step."""
+        return self.statistics().steps
+
     def _begins_again(self, result: _native.StepResult) -> bool:
         """Whether others have taken the place of processes that were lost in this step, which is to be repeated."""
         return False
@@ -84,8 +104,15 @@ class Driver:
         accumulate: bool = True,
         parameters_changed: bool = True,
         repeat: bool = False,
+        optimizer: torch.optim.Optimizer | None = None,
+        clip_grad_norm: float | None = None,
     ) -> _native.StepResult:
         """Makes one step with all runners: adds their mean gradient to the master's gradients.
+
+        optimizer: an inner step. Runners update the parameters themselves, by this optimizer, and keep them: call
+        neither optimizer.step() nor zero_grad(). Its param_groups may change between steps, as schedulers change them.
+        The parameters of this process are those of the last sync(). clip_grad_norm: the mean gradient is clipped to
+        this norm before. An optimizer that runners cannot have raises UsageError.
 
         accumulate=False: overwrites the master's gradients. parameters_changed=False: the caller has written no
         parameter since the last step. repeat=True: computes on the elements of the last step again, which LBFGS, SAM
@@ -101,6 +128,10 @@ class Driver:
         Raises UsageError (stopped, another thread, no elements to repeat), ModelError (a parameter was replaced, or its
         memory is no longer the session's).
         """
+        if clip_grad_norm is not None and optimizer is None:
+            raise UsageError("step(): clip_grad_norm is for inner steps, with an optimizer")
+        if optimizer is not None and (repeat or not parameters_changed):
+            raise UsageError("step(): repeat and parameters_changed are not for inner steps")
         optimizers.check_evaluation(repeat)
         if self._update is not None:
             optimizers.mark_hivemind()
@@ -108,13 +139,14 @@ class Driver:
         try:
             # Between two uses of the handle another thread would have this one refused.
             with self._handle.alone("step"):
-                return self._step_alone(made, (timeout, accumulate, parameters_changed, repeat))
+                self._begin_kind(optimizer)
+                return self._step_alone(made, (timeout, accumulate, parameters_changed, repeat, clip_grad_norm))
         except BaseException as error:
             carry(error, made)
             raise
 
     def _step_alone(
-        self, made: list[_native.StepResult], how: tuple[float | None, bool, bool, bool]
+        self, made: list[_native.StepResult], how: tuple[float | None, bool, bool, bool, float | None]
     ) -> _native.StepResult:
         """how: the arguments of step()."""
         self._made = made
@@ -138,18 +170,21 @@ class Driver:
         accumulate: bool,
         parameters_changed: bool,
         repeat: bool,
+        clip_grad_norm: float | None,
     ) -> None:
         """Appends the result to `made`: a signal handler may raise before this has returned."""
         with self._update.interrupted() if self._update is not None else contextlib.nullcontext():
             self._show()
             self._check()
             self._follow()
+            if inner := self._order(clip_grad_norm):
+                accumulate, parameters_changed = False, inner.loads
             self._bound.send_changes()
             if self._update is None and self._bound.master.is_empty:
                 accumulate = False  # Zero plus -0.0 would be 0.0.
             self._unshown = made, not accumulate or self._handle.overwrites_next
             with self._waiting():
-                self._handle.step(made, timeout, accumulate, parameters_changed, repeat)
+                self._handle.step(made, timeout, accumulate, parameters_changed, repeat, inner is not None)
             self._show()
 
     def _show(self) -> None:
@@ -159,25 +194,33 @@ class Driver:
             self._bound.show(made[-1].counted, overwritten)
             self._unshown = [], False
 
-    def steps(self, count: int | None = None, **options: Any) -> Iterator[_native.StepResult]:
+    def steps(
+        self, count: int | None = None, *, sync_every: int | None = None, **options: Any
+    ) -> Iterator[_native.StepResult]:
         """Calls step(**options) `count` times, or until the data ends, and yields each result.
 
+        sync_every: with inner steps (optimizer=), sync() is called after so many of them, and at the end.
         Raises the typed error of a step that is not `ok`. The end of the data ends the iteration without an error.
         """
+        if sync_every is not None and sync_every < 1:
+            raise UsageError(f"steps(): sync_every is {sync_every}; it must be at least 1")
         done = 0
         while count is None or done < count:
             before = self._made
             try:
                 result = self.step(**options)
                 if result.status == "data_end" and not result.error_type:
-                    return
+                    break
                 result.raise_for_status()
             except BaseException as error:
                 if self._made is not before:
                     carry(error, self._made)
                 raise
-            yield result
             done += 1
+            if sync_every is not None and done % sync_every == 0:
+                self.sync()
+            yield result
+        self.sync()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Zeroes the master's gradients. As in torch, `.grad` is None then until a step gives a gradient.
@@ -261,6 +304,7 @@ class Driver:
         Tied tensors appear under each of their names. `model.load_state_dict(manager.state_dict())` takes it. Modules
         of `extra` and `loss` have a state_dict() of their own.
         """
+        self.sync()
         return self._bound.state_dict()
 
     def buffers(self) -> dict[str, torch.Tensor]:
@@ -301,6 +345,7 @@ class Driver:
         metric: lower is better; the checkpoint with the lowest metric is kept. optimizer, scheduler: their state_dict()
         is saved; restore() loads it. extra: JSON values. tensors: further tensors, by names that the caller chooses.
         """
+        self.sync()
         self._bound.check()  # Gradients that were dropped since the last step must not come back.
         values, saved = _state.collected(extra or {}, tensors or {}, {"optimizer": optimizer, "scheduler": scheduler})
         return self._handle.save_checkpoint(metric, memory.addressed(saved.items()), values)

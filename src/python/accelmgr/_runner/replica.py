@@ -25,6 +25,7 @@ from accelmgr._common.constants import CHANGES, Constants
 from accelmgr._common.describe import describe
 from accelmgr._common.elements import PICKLED, collated, mapped, restore_structure, structure_of
 from accelmgr._common.grown_buffers import Forms
+from accelmgr._common.inner import OPTIMIZERS, Order, Resident
 from accelmgr._common.long_elements import element_in
 from accelmgr._common.memory import dense_over, dtype_name, order_of, ordered, tensor_over
 from accelmgr._common.model_changes import MODES, Structure, named_leaves
@@ -193,6 +194,8 @@ class Changes:
         """host: its pid. places: see Structure. calls: the address of the host's Calls."""
         self._reader = Reader(host)
         self._calls = calls
+        self.order: Order | None = None
+        """Of the present step, if it is an inner one."""
         self.places = places
         self._model = model
 
@@ -202,6 +205,9 @@ class Changes:
         for (kind, *where), value in self._reader.changes(place):
             if kind == "setting":
                 torch_settings.apply({where[0]: value})
+                continue
+            if kind == "order":
+                self.order = value
                 continue
             path, name = where
             if (f"{path}.{name}" if path else name) in held:
@@ -272,6 +278,9 @@ class Replica:
         self._sink: _native.Sink | None = None
         self._addresses: list[int] = []
         self._buffer_addresses: list[int] = []
+        self._places: list[Place] = []
+        self._resident: Resident | None = None
+        """The optimizer, if the last step was an inner one."""
         self._losses: list[torch.Tensor] = []
         self._scalars: list[tuple[str, float | torch.Tensor, float]] = []
 
@@ -300,9 +309,8 @@ class Replica:
 
     def bind(self, places: list[Place], sink: _native.Sink) -> None:
         self._note_rounding(places)
-        for parameter, (memory, dtype, strides) in zip(self._parameters, places, strict=True):
-            parameter.data = tensor_over(memory, dtype, parameter.shape, strides)
-        self._addresses = list(map(_address, self._parameters))
+        self._places = places
+        self._leave_home()
         self._constants.note()
         self._sink = sink
         self._gradients = Gradients(self._parameters, sink)
@@ -335,6 +343,72 @@ class Replica:
 
     def load_parameters(self) -> None:
         """Nothing is to be done where the model's parameters are the master's."""
+        self._stays()
+
+    def _stays(self) -> bool:
+        """Makes the parameters what the present step needs: the replica's own in an inner step, the master's otherwise.
+
+        Returns whether they are not to be loaded.
+        """
+        self._follow()
+        order = self._changes.order if self._changes is not None else None
+        if order is None:
+            if self._resident is not None:
+                self._leave_home()
+            self._resident = None
+            return False
+        begins = self._resident is None
+        if self._resident is None:
+            self._check_own()
+            self._resident = Resident.present = Resident(OPTIMIZERS[order.optimizer])
+        self._resident.check(order.made)
+        if begins or order.loads:
+            self._take_home()
+        return not (begins or order.loads)
+
+    def _check_own(self) -> None:
+        """Raises ModelError if the parameters cannot stay with the replica."""
+        assert self._sink is not None
+        if self._rounded is not None:
+            raise ModelError(
+                "inner steps need the parameters in their own dtype, but runners.parameters is bf16: they would update "
+                "rounded copies"
+            )
+        if tied := [name for name, (owner, _) in zip(self._names, self._sink.shared, strict=True) if owner >= 0]:
+            raise ModelError(
+                f"inner steps cannot keep '{tied[0]}', whose memory is that of another parameter: call "
+                "optimizer.step() in the host"
+            )
+
+    def _take_home(self) -> None:
+        """The replica has the parameters of the master as its own."""
+        with torch.no_grad():
+            for parameter, (memory, dtype, strides) in zip(self._parameters, self._places, strict=True):
+                parameter.data = tensor_over(memory, dtype, parameter.shape, strides).clone()
+        self._addresses = list(map(_address, self._parameters))
+
+    def _leave_home(self) -> None:
+        """The model's parameters are the master's again."""
+        for parameter, (memory, dtype, strides) in zip(self._parameters, self._places, strict=True):
+            parameter.data = tensor_over(memory, dtype, parameter.shape, strides)
+        self._addresses = list(map(_address, self._parameters))
+
+    def apply(self, gradients: list[Place | None]) -> None:
+        """An inner step was committed, with these mean gradients, of which some parameters have none."""
+        self._stays()
+        assert self._resident is not None and self._changes is not None and self._changes.order is not None
+        for parameter, gradient in zip(self._parameters, gradients, strict=True):
+            parameter.grad = None
+            if gradient is not None:
+                memory, dtype, strides = gradient
+                mean = tensor_over(memory, dtype, parameter.shape, strides)
+                parameter.grad = mean.to(parameter.device, parameter.dtype, copy=True)
+        self._step(self._resident, self._changes.order)
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    def _step(self, resident: Resident, order: Order) -> None:
+        resident.step(order, self._parameters)
 
     def team_member(self) -> _native.TeamMember | str:
         """Its device's part in teams, or why there is none."""

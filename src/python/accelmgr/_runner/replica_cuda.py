@@ -22,6 +22,7 @@ import torch
 from accelmgr import _native
 from accelmgr._common.describe import describe
 from accelmgr._common.elements import PICKLED, mapped, restore_structure
+from accelmgr._common.inner import Order, Resident
 from accelmgr._common.memory import dense_over, stored
 from accelmgr._runner.cuda import Cuda, failure_of
 from accelmgr._runner.cuda_gradient_hooks import CudaGradientHooks
@@ -132,7 +133,27 @@ class CudaReplica(DeviceReplica):
                 self._graphs.begin_attempt()
 
     def load_parameters(self) -> None:
+        with self._blaming():
+            stays = self._stays()
+        if stays:
+            return
         self._is_stale = True  # Behind them the first batch would wait for all of them, in a queue of the device.
+
+    def _take_home(self) -> None:
+        """They are on the device already, and their values come with the first batch."""
+
+    def _leave_home(self) -> None:
+        """They stay on the device, and are loaded with the next batch."""
+
+    def apply(self, gradients: list[Place | None]) -> None:
+        with self._blaming(), self._cuda.computing():
+            super().apply(gradients)
+
+    def _step(self, resident: Resident, order: Order) -> None:
+        if resident.made == 0:
+            resident.optimizer.load_state_dict(resident.optimizer.state_dict())  # Moves it to the device.
+        super()._step(resident, order)
+        self._versions = [parameter._version for parameter in self._parameters]
 
     def _load_parameters(self) -> None:
         if self._is_stale:

@@ -163,6 +163,8 @@ class TPUManager(Manager):
         accumulate: bool = True,
         parameters_changed: bool = True,
         repeat: bool = False,
+        optimizer: torch.optim.Optimizer | None = None,
+        clip_grad_norm: float | None = None,
     ) -> _native.StepResult:
         """As Manager.step(): `loss, samples = manager.step()`. Calls of several threads wait for each other."""
         made: list[_native.StepResult] = []
@@ -174,7 +176,7 @@ class TPUManager(Manager):
                 self.step_triggered._begin()
                 before = self._made
                 try:
-                    super().step(timeout, accumulate, parameters_changed, repeat)
+                    super().step(timeout, accumulate, parameters_changed, repeat, optimizer, clip_grad_norm)
                     made = self._made
                     self._take_note(made[-1])
                     return made[-1]

@@ -1,0 +1,186 @@
+# Runs in: the host, which orders; runners, which step.
+"""Inner steps: an optimizer of the host steps in each runner, whose parameters stay there until the host asks for them.
+
+Runners are forks that were made when the host had the optimizer, so they have it as it was then, with its state. What
+the host has changed of its groups since then, a learning rate for instance, comes with each step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import mmap
+import os
+import weakref
+from typing import Any
+
+import torch
+
+from accelmgr._common.memfd import HostFile, open_memfd
+from accelmgr.errors import ModelError
+
+OPTIMIZERS: weakref.WeakValueDictionary[int, torch.optim.Optimizer] = weakref.WeakValueDictionary()
+"""Of the host, and so of its forks, by number."""
+
+NAME = "accelmgr-inner"
+ALIGNMENT = 64
+WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""By the bytes of an element."""
+
+Numbers = dict[str, Any]
+"""Of a group of an optimizer: all but its parameters."""
+
+
+@dataclasses.dataclass
+class Order:
+    """What the host asks of one step."""
+
+    optimizer: int
+    """Its number."""
+    made: int
+    """How many inner steps the runners have made since they were forked."""
+    groups: list[Numbers]
+    """Of each group what the host has changed since then."""
+    clip_grad_norm: float | None
+    loads: bool
+    """The host had the parameters of the runners, and may have written to them since."""
+
+
+@dataclasses.dataclass
+class Outcome:
+    """What inner steps have made of an optimizer's parameters, group by group. From a runner each tensor comes as a
+    Lies."""
+
+    values: list[list[Any]]
+    state: list[list[dict[str, Any]]]
+    groups: list[Numbers]
+
+
+@dataclasses.dataclass
+class Lies:
+    """Where a tensor lies in a Shelf."""
+
+    offset: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    nbytes: int
+
+
+class Shelf(HostFile):
+    """Memory of the host in which a runner puts tensors."""
+
+    def __init__(self) -> None:
+        super().__init__(NAME)
+        self._mapped: mmap.mmap | None = None
+
+    def taken(self, value: Any) -> Any:
+        """The tensor of a Lies, until a runner puts others there; another value as it is."""
+        if not isinstance(value, Lies):
+            return value
+        size = os.fstat(self._fd).st_size
+        if self._mapped is None or len(self._mapped) < size:
+            self._mapped = mmap.mmap(self._fd, size)
+        return _tensor_in(self._mapped, value)
+
+
+def _tensor_in(memory: mmap.mmap, lies: Lies) -> torch.Tensor:
+    if lies.nbytes == 0:
+        return torch.empty(lies.shape, dtype=lies.dtype)
+    content = torch.frombuffer(memory, dtype=torch.uint8, count=lies.nbytes, offset=lies.offset)
+    return content.view(lies.dtype).view(lies.shape)
+
+
+class _Putting:
+    """The side of a runner."""
+
+    def __init__(self) -> None:
+        self._size = 0
+        self._tensors: list[tuple[torch.Tensor, Lies]] = []
+
+    def put(self, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        lies = Lies(self._size, value.dtype, tuple(value.shape), value.numel() * value.element_size())
+        self._size += -(-lies.nbytes // ALIGNMENT) * ALIGNMENT
+        self._tensors.append((value.detach(), lies))
+        return lies
+
+    def write(self, address: str) -> None:
+        pid, fd = address.split(":")
+        file = open_memfd(pid, fd, NAME, os.O_RDWR)
+        try:
+            if os.fstat(file).st_size < self._size:
+                os.ftruncate(file, self._size)
+            with mmap.mmap(file, max(self._size, 1)) as memory:
+                for tensor, lies in self._tensors:
+                    _tensor_in(memory, lies).copy_(tensor)
+        finally:
+            os.close(file)
+
+
+class Resident:
+    """The optimizer of a runner."""
+
+    present: Resident | None = None
+    """That of this process."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+        self.made = 0
+
+    def check(self, made: int) -> None:
+        """Raises ModelError if this process has not made all of the host's inner steps."""
+        if self.made != made:
+            raise ModelError(
+                f"this runner has taken the place of another, and has {self.made} of its {made} inner steps: the host "
+                "makes them again"
+            )
+
+    def step(self, order: Order, parameters: list[torch.Tensor]) -> None:
+        """Their `.grad` is the mean gradient."""
+        for group, numbers in zip(self.optimizer.param_groups, order.groups, strict=True):
+            group.update(numbers)
+        if order.clip_grad_norm is not None:
+            torch.nn.utils.clip_grad_norm_(parameters, order.clip_grad_norm)
+        self.optimizer.step()
+        self.made += 1
+
+
+def numbers_of(group: dict[str, Any]) -> Numbers:
+    return {name: value for name, value in group.items() if name != "params"}
+
+
+def outcome(made: int, address: str, _model: Any) -> Outcome:
+    """In a runner, by Manager.call(). address: of a Shelf. Raises ModelError as Resident.check()."""
+    optimizer = _resident(made).optimizer
+    putting = _Putting()
+    found = Outcome(
+        [list(map(putting.put, group["params"])) for group in optimizer.param_groups],
+        [
+            [
+                {name: putting.put(value) for name, value in optimizer.state.get(parameter, {}).items()}
+                for parameter in group["params"]
+            ]
+            for group in optimizer.param_groups
+        ],
+        [numbers_of(group) for group in optimizer.param_groups],
+    )
+    putting.write(address)
+    return found
+
+
+def checksums(made: int, _model: Any) -> list[int]:
+    """Likewise: of each parameter of the optimizer, computed where it is."""
+    found = []
+    for group in _resident(made).optimizer.param_groups:
+        for parameter in group["params"]:
+            value = parameter.detach().contiguous()
+            value = torch.view_as_real(value) if value.is_complex() else value
+            found.append(int(value.view(WORDS[value.element_size()]).sum(dtype=torch.int64)))
+    return found
+
+
+def _resident(made: int) -> Resident:
+    if (resident := Resident.present) is None:
+        raise ModelError("this runner has made no inner step")
+    resident.check(made)
+    return resident

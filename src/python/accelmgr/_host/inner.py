@@ -1,0 +1,299 @@
+# Runs in: the host.
+"""The host's side of inner steps: what it orders, and how it gets the model back.
+
+Committed inner steps that the host has no parameters of are *ahead*. When a runner is lost that has them, the run goes
+back to the last sync, and makes them again: with the same elements, generators, buffers and learning rates.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import itertools
+import logging
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from accelmgr._common.buffers import alike
+from accelmgr._common.grown_buffers import Forms
+from accelmgr._common.inner import OPTIMIZERS, Numbers, Order, Outcome, Shelf, checksums, numbers_of, outcome
+from accelmgr._common.kept_attributes import MISSING, kept_attributes
+from accelmgr.errors import ManagerLost, ModelError, RunnerError, RunnerLost, SessionError, UsageError
+
+if TYPE_CHECKING:
+    from accelmgr.manager import Manager
+
+logger = logging.getLogger("accelmgr")
+
+MOST_RETURNS = 3
+"""So often in a row the run goes back without a step more."""
+
+_numbers = itertools.count(1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Standing:
+    """Where a run stands."""
+
+    state: str
+    """Counters, generators and the state of the data source, as Handle.continuation() gives them."""
+    elements: int
+    """How many committed steps have consumed."""
+    kept: Forms
+    """Attributes of modules that are kept as buffers are."""
+
+
+def _differs(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
+        return True  # A learning rate in a tensor is written in place.
+    return bool(one != other)
+
+
+class _Lost(Exception):
+    """A process that had steps that are ahead."""
+
+
+class InnerSteps:
+    """Of one optimizer. It ends when another kind of step is made."""
+
+    def __init__(self, manager: Manager, optimizer: torch.optim.Optimizer) -> None:
+        self._manager: Manager = weakref.proxy(manager)
+        self.optimizer = optimizer
+        self._number = next(_numbers)
+        OPTIMIZERS[self._number] = optimizer
+        self._orders: dict[int, tuple[Order, list[Numbers]]] = {}
+        """By the number of steps before: those since the last sync, with all numbers of the groups."""
+        self._reached = 0
+        """Steps that were committed, whatever the session says after it went back."""
+        self._shelf = Shelf()
+        self._manager_pid = self._replacements = 0  # Of the processes that have the optimizer.
+        self._trained: list[list[torch.Tensor]] = []  # By its groups there.
+        self._note_sync()
+
+    @property
+    def _steps(self) -> int:
+        return self._manager.statistics().steps
+
+    @property
+    def ahead(self) -> int:
+        """How many committed steps this process has not the parameters of."""
+        return max(self._steps, self._reached) - self.synced_step
+
+    # What this process has
+
+    def _note_sync(self) -> None:
+        """Parameters, buffers and the optimizer's state of this process are those of the last committed step."""
+        model = self._manager.model
+        assert model is not None
+        self._standing = self._manager.standing()
+        self.synced_step = self._reached = self._steps
+        self._orders.clear()
+        self._buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+        self._kept = [
+            (owner, key, value.clone() if isinstance(value := owner.get(key, MISSING), torch.Tensor) else value)
+            for _, owner, key in kept_attributes(model, self._standing.kept)
+        ]
+        self._parameters, self._state = self._versions()
+
+    def _versions(self) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+        """Of the parameters, and of the optimizer's state."""
+        parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        states = [value for state in self.optimizer.state.values() for value in state.values()]
+        return (
+            [(id(each), each._version) for each in parameters],
+            [(id(each), each._version if isinstance(each, torch.Tensor) else 0) for each in states],
+        )
+
+    # Processes
+
+    def is_stale(self) -> bool:
+        """Whether the processes do not have the optimizer as it is here: its groups and its state."""
+        sizes = [len(group["params"]) for group in self.optimizer.param_groups]
+        if self._manager_pid == 0 or sizes != list(map(len, self._trained)):
+            return True
+        return self._versions()[1] != self._state
+
+    def are_others(self) -> bool:
+        """Whether a process has taken the place of one that had all steps."""
+        statistics = self._manager.statistics()
+        return (statistics.manager_pid, statistics.replacements) != (self._manager_pid, self._replacements)
+
+    def renew(self) -> None:
+        """All processes have what this one has, and the steps that are ahead were made again."""
+        if self.ahead > 0:
+            return self.go_back()
+        self._manager.refresh()
+        self._meet()
+
+    def _meet(self) -> None:
+        """Processes were forked that have the optimizer and the parameters as they are here."""
+        statistics = self._manager.statistics()
+        self._manager_pid, self._replacements = statistics.manager_pid, statistics.replacements
+        self._base = statistics.steps
+        self._known: list[Numbers] = [numbers_of(group) for group in self.optimizer.param_groups]
+        self._changed: list[set[str]] = [set() for _ in self._known]
+        self._trained = [list(group["params"]) for group in self.optimizer.param_groups]
+        self._state = self._versions()[1]
+        self._manager.keep_elements(lambda: self._standing.elements)
+
+    # Steps
+
+    def order(self, clip_grad_norm: float | None) -> Order:
+        """Tells the runners of the next step."""
+        self._reached = max(self._reached, self._steps)
+        if self.are_others():
+            if self.ahead > 0 or self._manager.statistics().manager_pid == self._manager_pid:
+                self.renew()
+            else:
+                self._meet()
+        self._make_again()
+        if self.ahead > 0 and self._versions()[0] != self._parameters:
+            raise UsageError(
+                f"parameters were written while the runners are {self.ahead} inner steps ahead, and the next sync() "
+                "would overwrite that: call manager.sync() before"
+            )
+        present = self._note_changed()
+        order = self._order(present, clip_grad_norm, self.ahead == 0)
+        self._orders[self._steps] = order, copy.deepcopy(present)
+        self._manager.publish_order(order)
+        return order
+
+    def _note_changed(self) -> list[Numbers]:
+        """Notes what the host has changed of the groups that the processes have. Returns what all have now."""
+        present = [numbers_of(group) for group in self.optimizer.param_groups]
+        for now, known, changed in zip(present, self._known, self._changed, strict=False):
+            changed.update(name for name, value in now.items() if name not in known or _differs(value, known[name]))
+        return present
+
+    def _order(self, numbers: list[Numbers], clip_grad_norm: float | None, loads: bool) -> Order:
+        groups = [
+            {name: value for name, value in now.items() if name in changed}
+            for now, changed in zip(numbers, self._changed, strict=True)
+        ]
+        return Order(self._number, self._steps - self._base, groups, clip_grad_norm, loads)
+
+    def counted(self) -> None:
+        """The step that was ordered last was committed."""
+        self._reached = max(self._reached, self._steps)
+        self.optimizer._opt_called = True  # type: ignore[attr-defined]  # A scheduler looks whether it has stepped.
+
+    def go_back(self) -> None:
+        """To the last sync. The steps since then are made again."""
+        self._note_changed()
+        changed, ahead = self._changed, self.ahead
+        self._reached = max(self._reached, self._steps)
+        for _ in range(MOST_RETURNS):
+            logger.warning("%d inner steps since the last sync were lost with a runner, and are made again", ahead)
+            with torch.no_grad():
+                for buffer, value in self._buffers:
+                    buffer.copy_(value)
+            for owner, key, value in self._kept:
+                if value is MISSING:
+                    owner.pop(key, None)
+                else:
+                    owner[key] = value.clone() if isinstance(value, torch.Tensor) else value
+            try:
+                self._manager.go_back_to(self._standing)
+                self._meet()
+                self._changed = changed
+                return self._make_again()
+            except (RunnerError, SessionError, RunnerLost, ManagerLost) as error:
+                lost = error
+        raise SessionError(f"processes are lost again and again: {lost}") from lost
+
+    def _make_again(self) -> None:
+        """The steps that were committed before the run went back, with the numbers that they had."""
+        while self._steps < self._reached:
+            before, numbers = self._orders[self._steps]
+            order = self._order(numbers, before.clip_grad_norm, before.loads)
+            self._manager.repeat_inner(order)
+
+    def sync(self) -> None:
+        """Parameters and the optimizer's state of this process become those of the runners."""
+        if self.ahead == 0:
+            return
+        for _ in range(MOST_RETURNS):
+            if self.are_others():
+                self.go_back()
+            self._make_again()
+            made = self._steps - self._base
+            try:
+                self._check_alike(made)
+                return self._take(self._ask(functools.partial(outcome, made, self._shelf.address), 0))
+            except _Lost as error:
+                lost = error
+            self.go_back()
+        raise SessionError(f"sync(): processes are lost again and again: {lost}") from lost
+
+    def _ask(self, function: Callable[[Any], Any], rank: int) -> Any:
+        """Manager.call(). Raises _Lost if the runner does not answer, or has not made all steps."""
+        try:
+            return self._manager.call(function, rank=rank)
+        except (RunnerError, SessionError) as error:
+            raise _Lost(str(error)) from error
+        except ModelError as error:
+            if self.are_others():
+                raise _Lost(str(error)) from error
+            raise
+
+    def _take(self, found: Outcome) -> None:
+        self._note_changed()
+        groups = self.optimizer.param_groups
+        with torch.no_grad():
+            for parameters, values, states in zip(self._trained, found.values, found.state, strict=True):
+                for parameter, value, state in zip(parameters, values, states, strict=True):
+                    parameter.copy_(self._shelf.taken(value))
+                    own = self.optimizer.state[parameter] if state else {}
+                    for name, entry in state.items():
+                        taken, former = self._shelf.taken(entry), own.get(name)
+                        if alike(former, taken):
+                            former.copy_(taken)
+                        else:
+                            own[name] = taken.clone() if isinstance(taken, torch.Tensor) else taken
+        for group, numbers, known, changed in zip(groups, found.groups, self._known, self._changed, strict=False):
+            own = {name: value for name, value in numbers.items() if name not in changed}
+            group.update(own)  # Some optimizers keep a state there.
+            known.update(own)
+        self._note_sync()
+
+    def _check_alike(self, made: int) -> None:
+        """Raises SessionError unless all ranks have the same bits."""
+        ranks = [runner.rank for runner in self._manager.statistics().runners]
+        if len(ranks) < 2:
+            return
+        first, *others = (self._ask(functools.partial(checksums, made), rank) for rank in ranks)
+        for rank, other in zip(ranks[1:], others, strict=True):
+            if different := [index for index, (a, b) in enumerate(zip(first, other, strict=True)) if a != b]:
+                raise SessionError(
+                    f"after step {self._steps} parameter {different[0]} of the optimizer has other values in rank "
+                    f"{rank} than in rank {ranks[0]}: the optimizer computes otherwise in each process (random "
+                    "numbers?). Call optimizer.step() in the host"
+                )
+
+
+def check_inner(optimizer: Any, method: str, parameters: list[torch.Tensor]) -> None:
+    """Raises UsageError for an optimizer that cannot step in the runners."""
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise UsageError(
+            f"optimizer is a {type(optimizer).__name__}; runners step with an optimizer of torch.optim. What averages "
+            "with others stays in the host: call its step() there"
+        )
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise UsageError("LBFGS evaluates the loss several times in a step: call optimizer.step() in the host")
+    if method != "fork":
+        raise UsageError(
+            f"inner steps need forks of this process, which have the optimizer, but the start method is '{method}': "
+            "call optimizer.step() in the host"
+        )
+    own = set(map(id, parameters))
+    for index, group in enumerate(optimizer.param_groups):
+        for parameter in group["params"]:
+            if id(parameter) not in own:
+                raise UsageError(
+                    f"the optimizer has a tensor of shape {list(parameter.shape)} in group {index} which is not a "
+                    "parameter of this manager; make the optimizer from manager.parameters()"
+                )

@@ -1,0 +1,294 @@
+"""Inner steps against the same optimizer in one process: the same bits, also when runners are killed."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import os
+import random
+import signal
+import threading
+
+import pytest
+import torch
+from conftest import descendants
+from launching import kill
+from programs import run
+from torch import nn
+
+import accelmgr
+
+ELEMENTS = [(torch.randn(5, generator=torch.Generator().manual_seed(i)), torch.tensor(i % 3)) for i in range(400)]
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.body = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 8))
+        self.head, self.unused = nn.Linear(8, 3), nn.Linear(2, 2)
+
+    def forward(self, inputs, targets) -> torch.Tensor:
+        return nn.functional.cross_entropy(self.head(self.body(inputs)), targets)
+
+
+OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
+    "adamw": lambda p: torch.optim.AdamW(p, 0.01),
+    "amsgrad": lambda p: torch.optim.Adam(p, 0.01, amsgrad=True, foreach=True),
+    "fused": lambda p: torch.optim.AdamW(p, 0.01, fused=True),
+    "adafactor": lambda p: torch.optim.Adafactor(p, 0.01),
+    "rprop": torch.optim.Rprop,
+}
+
+
+def manager_of(model: nn.Module, runners: int = 1, **options) -> accelmgr.Manager:
+    return accelmgr.Manager(
+        model, ELEMENTS, nprocs=runners, batch_size_per_device=4, start_method="fork", runners__threads=1, **options
+    )
+
+
+def in_host(make, steps: int, runners: int = 1, clip: float | None = None) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """The same steps, with the optimizer in the host."""
+    model = Net()
+    optimizer = make(model.parameters())
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 40)
+    with manager_of(model, runners) as manager:
+        for _ in range(steps):
+            optimizer.zero_grad()
+            manager.step().raise_for_status()
+            if clip is not None:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+            optimizer.step()
+            scheduler.step()
+    return model, optimizer
+
+
+def assert_same(one, other, exact: bool = True) -> None:
+    tolerance = {"rtol": 0.0, "atol": 0.0} if exact else {}
+    for (model, optimizer), (wanted, reference) in [(one, other)]:
+        for (name, value), (_, right) in zip(model.state_dict().items(), wanted.state_dict().items(), strict=True):
+            torch.testing.assert_close(value, right, msg=lambda text, name=name: f"{name}: {text}", **tolerance)
+        torch.testing.assert_close(optimizer.state_dict(), reference.state_dict(), **tolerance)
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("runners", [1, 3])
+def test_the_same_bits_as_with_the_optimizer_in_the_host(name, runners):
+    make, model = OPTIMIZERS[name], Net()
+    optimizer = make(model.parameters())
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 40)
+    with manager_of(model, runners) as manager:
+        for result in manager.steps(20, optimizer=optimizer, clip_grad_norm=0.5, sync_every=7):
+            scheduler.step()
+            assert manager.synced_step == result.step // 7 * 7
+        assert manager.synced_step == 20
+        assert_same((model, optimizer), in_host(make, 20, runners, clip=0.5))
+
+
+class Dies(torch.optim.SGD):
+    """Kills its process in some of its steps, once in each place."""
+
+    def __init__(self, parameters, folder, where) -> None:
+        super().__init__(parameters, 0.1, momentum=0.9)
+        self.folder, self.where = folder, where
+
+    def step(self, closure=None):
+        count = self.state[self.param_groups[0]["params"][0]].get("count", 0)
+        if (count, "before") in self.where:
+            self.die(f"{count}-before")
+        super().step()
+        self.state[self.param_groups[0]["params"][0]]["count"] = count + 1
+        if (count, "after") in self.where:
+            self.die(f"{count}-after")
+
+    def die(self, name: str) -> None:
+        if not (mark := self.folder / name).exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("runners", [1, 2])
+def test_a_runner_that_dies_while_it_applies_costs_no_step(tmp_path, runners):
+    model = Net()
+    where = {(0, "before"), (3, "after"), (4, "before"), (9, "before"), (13, "after")}
+    optimizer = Dies(model.parameters(), tmp_path, where)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 40)
+    with manager_of(model, runners) as manager:
+        numbers = []
+        for result in manager.steps(15, optimizer=optimizer, sync_every=5):
+            numbers.append(result.step)
+            scheduler.step()
+        assert numbers == list(range(1, 16))
+        assert len(list(tmp_path.iterdir())) == len(where)
+        wanted, reference = in_host(lambda p: torch.optim.SGD(p, 0.1, momentum=0.9), 15, runners)
+        for state in optimizer.state.values():
+            state.pop("count", None)
+        assert_same((model, optimizer), (wanted, reference))
+
+
+@pytest.mark.parametrize("who", ["run1", "fork", "mgr"])
+def test_steps_that_are_lost_between_two_syncs_are_made_again(who):
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 40)
+    with manager_of(model, 2) as manager:
+        for number in range(1, 13):
+            if number in (3, 8):
+                (pid,) = [pid for pid, name in descendants().items() if name == f"accelmgr:{who}"]
+                kill(pid)
+            result = manager.step(optimizer=optimizer)
+            if result.status == "manager_lost":
+                manager.recover()
+                result = manager.step(optimizer=optimizer)
+            assert (result.status, result.step) == ("ok", number)
+            scheduler.step()
+            if number == 5:
+                manager.sync()
+        manager.sync()
+        assert_same((model, optimizer), in_host(lambda p: torch.optim.AdamW(p, 0.01), 12, 2))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_processes_that_are_killed_at_random_cost_no_step(seed):
+    """A process is killed between two steps, or in one of them, by a thread of the host."""
+    chance = random.Random(seed)
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 40)
+    runners = seed + 1
+    with manager_of(model, runners, runners__restart_backoff=0.01) as manager:
+        for number in range(1, 31):
+            killer = threading.Timer(chance.uniform(0, 0.005), lambda: kill(chance.choice(sorted(descendants()))))
+            if number % 4 == 0:
+                killer.start()
+            result = manager.step(optimizer=optimizer)
+            while not result.counted:
+                assert result.status == "manager_lost", result.error
+                manager.recover()
+                result = manager.step(optimizer=optimizer)
+            assert result.step == number
+            scheduler.step()
+            if killer.ident is not None:
+                killer.join()
+            if number % 7 == 0:
+                manager.sync()
+        manager.sync()
+        assert_same((model, optimizer), in_host(lambda p: torch.optim.AdamW(p, 0.01), 30, runners))
+
+
+def test_what_the_host_writes_after_a_sync_goes_up(tmp_path):
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    plain = Net()
+    reference = torch.optim.SGD(plain.parameters(), 0.1, momentum=0.9)
+    with manager_of(model) as manager, manager_of(plain) as other:
+        for number in range(1, 13):
+            manager.step(optimizer=optimizer).raise_for_status()
+            other.step().raise_for_status()
+            reference.step()
+            reference.zero_grad()
+            if number == 2:
+                with torch.no_grad(), pytest.raises(accelmgr.UsageError, match="2 inner steps ahead"):
+                    model.head.weight.mul_(1)
+                    manager.step(optimizer=optimizer)
+                manager.sync()
+            if number == 4:  # An outer step, without a new version of the tensor.
+                manager.sync()
+                for each in (model, plain):
+                    each.head.weight.data.mul_(0.5)
+            if number == 6:  # The optimizer's state.
+                manager.sync()
+                for each in (optimizer, reference):
+                    for state in each.state.values():
+                        if state["momentum_buffer"] is not None:
+                            state["momentum_buffer"].mul_(0.1)
+            if number == 8:  # Another group.
+                for each, net in ((optimizer, model), (reference, plain)):
+                    each.param_groups[0]["params"].pop()
+                    each.param_groups[0]["params"].pop()
+                    each.add_param_group({"params": list(net.unused.parameters()), "lr": 0.01})
+            if number == 10:  # An ordinary step between inner ones.
+                manager.step().raise_for_status()
+                optimizer.step()
+                optimizer.zero_grad()
+                other.step().raise_for_status()
+                reference.step()
+                reference.zero_grad()
+        manager.sync()
+        assert_same((model, optimizer), (plain, reference))
+        assert torch.equal(manager.state_dict()["head.weight"], plain.head.weight)
+
+
+def test_a_checkpoint_goes_on_with_either_kind_of_step(tmp_path):
+    options = {"checkpoint__directory": str(tmp_path), "checkpoint__resume": "latest"}
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+    with manager_of(model, **options) as manager:
+        for _ in manager.steps(5, optimizer=optimizer):
+            pass
+        manager.step(optimizer=optimizer).raise_for_status()
+        manager.save_checkpoint(optimizer=optimizer)
+        assert manager.synced_step == 6
+        assert [written.error for written in manager.checkpoints_written(wait=60)] == [""]
+    again = Net()
+    goes_on = torch.optim.AdamW(again.parameters(), 0.01)
+    with manager_of(again, **options) as manager:
+        manager.restore(optimizer=goes_on)
+        for _ in manager.steps(4, optimizer=goes_on):
+            pass
+    wanted = Net()
+    reference = torch.optim.AdamW(wanted.parameters(), 0.01)
+    with manager_of(wanted) as manager:
+        for _ in range(10):
+            reference.zero_grad()
+            manager.step().raise_for_status()
+            reference.step()
+    assert_same((again, goes_on), (wanted, reference))
+
+
+def test_an_optimizer_that_runners_cannot_have_is_refused():
+    model = Net()
+    with manager_of(model) as manager:
+        with pytest.raises(accelmgr.UsageError, match="LBFGS evaluates the loss several times"):
+            manager.step(optimizer=torch.optim.LBFGS(model.parameters()))
+        with pytest.raises(accelmgr.UsageError, match="not a parameter of this manager"):
+            manager.step(optimizer=torch.optim.SGD(copy.deepcopy(model).parameters(), 0.1))
+        with pytest.raises(accelmgr.UsageError, match="clip_grad_norm is for inner steps"):
+            manager.step(clip_grad_norm=1.0)
+        assert manager.step().status == "ok"
+
+
+ON_DEVICE = """
+import sys, torch
+from cuda_runners import install
+from test_inner import OPTIMIZERS, Net, assert_same, in_host, manager_of
+install()
+torch.set_num_threads(1)
+for name in sys.argv[1].split():
+    make, model = OPTIMIZERS[name], Net()
+    optimizer = make(model.parameters())
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 40)
+    options = {"device": "cuda", "runners__oversubscribe": True, "runners__cuda_graph": sys.argv[2]}
+    with manager_of(model, 2, **options) as manager:
+        for result in manager.steps(8, optimizer=optimizer, clip_grad_norm=0.5, sync_every=3):
+            scheduler.step()
+    assert_same((model, optimizer), in_host(make, 8, 2, clip=0.5), exact=False)
+print("the same")
+"""
+
+
+@pytest.mark.parametrize("graphs", ["off", "auto"])
+def test_on_a_device_the_parameters_stay_there(tmp_path, graphs):
+    """The device is the fake of cuda_runners.py, which the libraries find that a new process loads."""
+    importlib.import_module("cuda_runners")  # Sets where they look.
+    code, out, err = run("-c", ON_DEVICE, "sgd adamw amsgrad adafactor", graphs, cwd=tmp_path)
+    assert (code, out) == (0, "the same\n"), err
