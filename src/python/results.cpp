@@ -147,6 +147,12 @@ Record from_dict(const nb::dict& dict) {
   return record;
 }
 
+/// A script that does not look at the status must not see a loss that looks right.
+double number_of(const StepResult& result, double StepResult::*field) {
+  const bool has_none = &(result.*field) == &result.loss && !result.counted;
+  return has_none ? std::numeric_limits<double>::quiet_NaN() : result.*field;
+}
+
 template <class Record>
 nb::class_<Record> record(nb::module_& module, const char* name, const char* text) {
   nb::class_<Record> type(module, name, text);
@@ -163,13 +169,7 @@ nb::class_<Record> record(nb::module_& module, const char* name, const char* tex
               field_name, [field](const Record& self) { return dict_of(self.*field); }, field_text);
         else if constexpr (std::is_same_v<decltype(field), double StepResult::*>)
           type.def_prop_ro(
-              field_name,
-              [field](const Record& self) {
-                // A script that does not look at the status must not see a loss that looks right.
-                const bool has_none = &(self.*field) == &self.loss && !self.counted;
-                return has_none ? std::numeric_limits<double>::quiet_NaN() : self.*field;
-              },
-              field_text);
+              field_name, [field](const Record& self) { return number_of(self, field); }, field_text);
         else
           type.def_ro(field_name, field, field_text);
       });

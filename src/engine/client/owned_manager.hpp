@@ -46,7 +46,7 @@ class OwnedManager {
   /// Blocks and throws as start().
   static OwnedManager start_over(const Config& config, const Origin& origin, const std::vector<int>& session,
                                  const std::function<void()>& free_session);
-  OwnedManager(OwnedManager&&) = default;
+  OwnedManager(OwnedManager&&) noexcept = default;
   /// The manager that is replaced must have ended. The address of link() does not change.
   OwnedManager& operator=(OwnedManager&&) = default;
 

@@ -255,7 +255,8 @@ class Manager(Driver):
 
     def _note_sharing(self) -> None:
         leaves = named_leaves(self._model) if self._model is not None else []
-        on_cpu = [leaf for _, leaf in leaves if leaf.device.type == "cpu"]
+        made = [leaf for _, leaf in leaves if not torch.nn.parameter.is_lazy(leaf)]  # Others are refused later.
+        on_cpu = [leaf for leaf in made if leaf.device.type == "cpu"]
         self._is_shared |= any(leaf.is_shared() for leaf in on_cpu)  # type: ignore[no-untyped-call]
 
     def _whole(self, model: torch.nn.Module) -> torch.nn.Module:
