@@ -1,6 +1,7 @@
 // Binds replicas of libtorch to memory of the test, as a runner does, and makes attempts with them.
 #pragma once
 
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
@@ -46,7 +47,9 @@ class BenchSink final : public replica::Sink {
       ++arrivals;
     }
   }
-  void nonfinite(std::size_t index) override { not_finite.insert(index); }
+  void magnitude(std::size_t index, double largest) override {
+    if (!std::isfinite(largest)) not_finite.insert(index);
+  }
   void backward_begins() override { ++backwards; }
   bool last_micro_batch() override { return last; }
   bool wanted() override { return asked == nullptr || asked(); }
