@@ -267,6 +267,50 @@ def test_an_optimizer_that_runners_cannot_have_is_refused():
         assert manager.step().status == "ok"
 
 
+class Raises(torch.optim.SGD):
+    def step(self, closure=None):
+        count = self.state[self.param_groups[0]["params"][0]].setdefault("count", torch.zeros(()))
+        count += 1
+        if count == 3:
+            raise RuntimeError("the third is not to be had")
+        super().step()
+
+
+def test_what_the_optimizer_raises_is_the_error_of_the_next_step_or_sync():
+    for asks in ("step", "sync"):
+        model = Net()
+        optimizer = Raises(model.parameters(), 0.1)
+        with manager_of(model) as manager:
+            for _ in range(3):
+                manager.step(optimizer=optimizer).raise_for_status()
+            with pytest.raises(accelmgr.ModelError, match="failed in inner step 3 .* the third is not to be had"):
+                manager.sync() if asks == "sync" else manager.step(optimizer=optimizer).raise_for_status()
+            manager.stop()
+
+
+def test_the_model_is_up_to_date_after_the_block_and_stop_warns(caplog):
+    model, stopped = Net(), Net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with manager_of(model, 2, runners__max_runners=3) as manager:
+        manager.step(optimizer=optimizer).raise_for_status()
+        manager.resize(3)
+        assert manager.synced_step == 1
+        manager.step(optimizer=optimizer).raise_for_status()
+    manager = manager_of(stopped)
+    manager.step(optimizer=torch.optim.SGD(stopped.parameters(), 0.1)).raise_for_status()
+    manager.stop()
+    assert "1 inner steps since the last sync are lost" in caplog.text
+    wanted = Net()
+    reference = torch.optim.SGD(wanted.parameters(), 0.1)
+    with manager_of(wanted, 2, runners__max_runners=3) as manager:
+        for runners in (2, 3):
+            manager.resize(runners)
+            reference.zero_grad()
+            manager.step().raise_for_status()
+            reference.step()
+    assert_same((model, optimizer), (wanted, reference))
+
+
 ON_DEVICE = """
 import sys, torch
 from cuda_runners import install

@@ -456,6 +456,7 @@ class Manager(Driver):
 
     def resize(self, runners: int) -> None:
         """Makes ranks 0 to runners - 1 the team from the next step on; at most `runners.max_runners`."""
+        self._begin_kind(None)  # Runners that join do not have what inner steps have made.
         self._handle.resize(runners)
 
     def recover(self) -> None:
@@ -633,11 +634,8 @@ class Manager(Driver):
 
     def stop(self) -> None:
         """Ends runners, fork server and manager in bounded time; idempotent. Parameters and gradients stay readable."""
-        if self._inner is not None and not self._stopped:
-            try:
-                self.sync()
-            except Error as error:
-                logger.warning("the model of this process is that of step %d: %s", self.synced_step, error)
+        if self._inner is not None and not self._stopped and self._handle.started and self._inner.ahead:
+            logger.warning("stop(): %d inner steps since the last sync are lost: call sync() before", self._inner.ahead)
         self._handle.stop()
         self._stopped, self._renewal = True, None
         self._delivery.end()
@@ -658,7 +656,11 @@ class Manager(Driver):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.stop()
+        try:
+            if kind is None and not self._stopped:
+                self.sync()
+        finally:
+            self.stop()
 
 
 def attach(

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from accelmgr._common.describe import describe
 from accelmgr._common.memfd import HostFile, open_memfd
 from accelmgr.errors import ModelError
 
@@ -47,8 +48,7 @@ class Order:
 
 @dataclasses.dataclass
 class Outcome:
-    """What inner steps have made of an optimizer's parameters, group by group. From a runner each tensor comes as a
-    Lies."""
+    """What inner steps have made of an optimizer, group by group. For each tensor it has a Lies."""
 
     values: list[list[Any]]
     state: list[list[dict[str, Any]]]
@@ -126,9 +126,12 @@ class Resident:
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
         self.made = 0
+        self._failure = ""
 
     def check(self, made: int) -> None:
         """Raises ModelError if this process has not made all of the host's inner steps."""
+        if self._failure:
+            raise ModelError(f"the optimizer has failed in inner step {self.made + 1} of this runner: {self._failure}")
         if self.made != made:
             raise ModelError(
                 f"this runner has taken the place of another, and has {self.made} of its {made} inner steps: the host "
@@ -136,13 +139,18 @@ class Resident:
             )
 
     def step(self, order: Order, parameters: list[torch.Tensor]) -> None:
-        """Their `.grad` is the mean gradient."""
-        for group, numbers in zip(self.optimizer.param_groups, order.groups, strict=True):
-            group.update(numbers)
-        if order.clip_grad_norm is not None:
-            torch.nn.utils.clip_grad_norm_(parameters, order.clip_grad_norm)
-        self.optimizer.step()
-        self.made += 1
+        """Their `.grad` is the mean gradient. The step is committed: what the optimizer raises is the error of the next
+        one, or of a sync."""
+        try:
+            for group, numbers in zip(self.optimizer.param_groups, order.groups, strict=True):
+                group.update(numbers)
+            if order.clip_grad_norm is not None:
+                torch.nn.utils.clip_grad_norm_(parameters, order.clip_grad_norm)
+            self.optimizer.step()
+        except Exception as error:
+            self._failure = describe(error)
+        else:
+            self.made += 1
 
 
 def numbers_of(group: dict[str, Any]) -> Numbers:

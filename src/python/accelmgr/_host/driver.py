@@ -72,8 +72,9 @@ class Driver:
     def sync(self) -> None:
         """Brings parameters and the optimizer's state up to date, if runners have made inner steps since the last sync.
 
-        state_dict(), save_checkpoint(), steps() at its end and stop() call it. Blocks while runners copy. Raises
-        SessionError when ranks have different parameters, or are lost again and again.
+        state_dict(), save_checkpoint(), steps() at its end and the end of a `with` block call it, stop() does not.
+        Blocks while runners copy. Raises SessionError when ranks have different parameters, or are lost again and
+        again, ModelError with what the optimizer has raised in a runner.
         """
 
     @property

@@ -281,6 +281,8 @@ class Replica:
         self._places: list[Place] = []
         self._resident: Resident | None = None
         """The optimizer, if the last step was an inner one."""
+        self._order: Order | None = None
+        """The last one that was followed."""
         self._losses: list[torch.Tensor] = []
         self._scalars: list[tuple[str, float | torch.Tensor, float]] = []
 
@@ -343,12 +345,12 @@ class Replica:
 
     def load_parameters(self) -> None:
         """Nothing is to be done where the model's parameters are the master's."""
-        self._stays()
+        self._follow_order()
 
-    def _stays(self) -> bool:
-        """Makes the parameters what the present step needs: the replica's own in an inner step, the master's otherwise.
+    def _follow_order(self) -> Order | None:
+        """The parameters are what the present step needs: the replica's own in an inner step, the master's otherwise.
 
-        Returns whether they are not to be loaded.
+        Returns what is asked of an inner step. Raises ModelError if this replica cannot make it.
         """
         self._follow()
         order = self._changes.order if self._changes is not None else None
@@ -356,15 +358,16 @@ class Replica:
             if self._resident is not None:
                 self._leave_home()
             self._resident = None
-            return False
-        begins = self._resident is None
+            return None
         if self._resident is None:
             self._check_own()
             self._resident = Resident.present = Resident(OPTIMIZERS[order.optimizer])
-        self._resident.check(order.made)
-        if begins or order.loads:
-            self._take_home()
-        return not (begins or order.loads)
+        if order is not self._order:
+            self._resident.check(order.made)
+            if order.loads:
+                self._take_home()
+            self._order = order
+        return order
 
     def _check_own(self) -> None:
         """Raises ModelError if the parameters cannot stay with the replica."""
@@ -395,15 +398,15 @@ class Replica:
 
     def apply(self, gradients: list[Place | None]) -> None:
         """An inner step was committed, with these mean gradients, of which some parameters have none."""
-        self._stays()
-        assert self._resident is not None and self._changes is not None and self._changes.order is not None
+        order = self._follow_order()
+        assert order is not None and self._resident is not None
         for parameter, gradient in zip(self._parameters, gradients, strict=True):
             parameter.grad = None
             if gradient is not None:
                 memory, dtype, strides = gradient
                 mean = tensor_over(memory, dtype, parameter.shape, strides)
                 parameter.grad = mean.to(parameter.device, parameter.dtype, copy=True)
-        self._step(self._resident, self._changes.order)
+        self._step(self._resident, order)
         for parameter in self._parameters:
             parameter.grad = None
 
@@ -416,7 +419,7 @@ class Replica:
 
     def run(self, fields: list[Field], divisor: float) -> None:
         assert self._gradients is not None
-        self._follow()
+        self._follow_order()
         self._buffers.begin_forward()
         self._gradients.begin_micro_batch()
         loss, scalars = self._loss(self._inputs(fields), divisor)

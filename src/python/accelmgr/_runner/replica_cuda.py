@@ -134,8 +134,8 @@ class CudaReplica(DeviceReplica):
 
     def load_parameters(self) -> None:
         with self._blaming():
-            stays = self._stays()
-        if stays:
+            order = self._follow_order()
+        if order is not None and not order.loads:
             return
         self._is_stale = True  # Behind them the first batch would wait for all of them, in a queue of the device.
 
@@ -172,7 +172,7 @@ class CudaReplica(DeviceReplica):
         if self._left:
             return
         with self._blaming(), self._leaving():
-            self._follow()
+            self._follow_order()
             self._transport.begin_work()
             self._bring_buffers()
             inputs = self._inputs(fields)
