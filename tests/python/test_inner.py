@@ -205,6 +205,8 @@ def test_what_the_host_writes_after_a_sync_goes_up(tmp_path):
                 manager.sync()
                 for each in (model, plain):
                     each.head.weight.data.mul_(0.5)
+                    with torch.no_grad():
+                        each.head.bias.add_(0.5)
             if number == 6:  # The optimizer's state.
                 manager.sync()
                 for each in (optimizer, reference):

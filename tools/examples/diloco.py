@@ -85,10 +85,7 @@ def train(arguments: argparse.Namespace, rank: int, size: int, model: Gpt) -> No
     with averaging as average, accelmgr.Manager(model, share, **sizes) as manager:
         inner = torch.optim.AdamW(model.parameters(), lr=arguments.inner_rate)
         for number in range(1, arguments.rounds + 1):
-            for _ in range(arguments.inner_steps):
-                result = manager.step(accumulate=False)
-                result.raise_for_status()
-                inner.step()
+            *_, result = manager.steps(arguments.inner_steps, optimizer=inner)  # Then the parameters are here.
             with torch.no_grad():
                 for change, before, after in zip(changes, outer_parameters, model.parameters(), strict=True):
                     torch.sub(before, after, out=change)

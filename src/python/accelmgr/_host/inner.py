@@ -72,6 +72,7 @@ class InnerSteps:
         self._shelf = Shelf()
         self._manager_pid = self._replacements = 0  # Of the processes that have the optimizer.
         self._trained: list[list[torch.Tensor]] = []  # By its groups there.
+        self._parameters: list[tuple[int, int]] = []  # When they last went to the runners.
         self._note_sync()
 
     @property
@@ -97,7 +98,7 @@ class InnerSteps:
             (owner, key, value.clone() if isinstance(value := owner.get(key, MISSING), torch.Tensor) else value)
             for _, owner, key in kept_attributes(model, self._standing.kept)
         ]
-        self._parameters, self._state = self._versions()
+        _, self._state = self._versions()
 
     def _versions(self) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
         """Of the parameters, and of the optimizer's state."""
@@ -151,7 +152,10 @@ class InnerSteps:
             else:
                 self._meet()
         self._make_again()
-        if self.ahead > 0 and self._versions()[0] != self._parameters:
+        parameters, _ = self._versions()
+        if self.ahead == 0:
+            self._parameters = parameters
+        elif parameters != self._parameters:
             raise UsageError(
                 f"parameters were written while the runners are {self.ahead} inner steps ahead, and the next sync() "
                 "would overwrite that: call manager.sync() before"
