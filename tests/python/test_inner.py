@@ -12,6 +12,7 @@ import threading
 import pytest
 import torch
 from conftest import descendants
+from interruptions import interrupted_at
 from launching import kill
 from programs import run
 from torch import nn
@@ -48,11 +49,13 @@ def manager_of(model: nn.Module, runners: int = 1, **options) -> accelmgr.Manage
     )
 
 
-def in_host(make, steps: int, runners: int = 1, clip: float | None = None) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """The same steps, with the optimizer in the host."""
+def in_host(
+    make, steps: int, runners: int = 1, clip: float | None = None, rates: int = 40
+) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """The same steps, with the optimizer in the host. rates: 0: the learning rate stays."""
     model = Net()
     optimizer = make(model.parameters())
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 40)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, rates) if rates else None
     with manager_of(model, runners) as manager:
         for _ in range(steps):
             optimizer.zero_grad()
@@ -60,7 +63,8 @@ def in_host(make, steps: int, runners: int = 1, clip: float | None = None) -> tu
             if clip is not None:
                 torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
             optimizer.step()
-            scheduler.step()
+            if scheduler is not None:
+                scheduler.step()
     return model, optimizer
 
 
@@ -267,6 +271,26 @@ def test_an_optimizer_that_runners_cannot_have_is_refused():
         with pytest.raises(accelmgr.UsageError, match="clip_grad_norm is for inner steps"):
             manager.step(clip_grad_norm=1.0)
         assert manager.step().status == "ok"
+
+
+@pytest.mark.parametrize("call, stride", [("step", 9), ("sync", 5)])
+def test_a_call_that_is_interrupted_loses_no_step(call, stride):
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    with manager_of(model) as manager:
+        calls = {"step": lambda: manager.step(optimizer=optimizer), "sync": manager.sync}
+        manager.step(optimizer=optimizer).raise_for_status()
+        for place in range(0, 80 * stride, stride):
+            if call == "sync":
+                manager.step(optimizer=optimizer).raise_for_status()
+            where, _ = interrupted_at(place, calls[call])
+            if not where:
+                break
+        assert place > 20 * stride
+        manager.sync()
+        steps = manager.statistics().steps
+        assert manager.synced_step == steps
+    assert_same((model, optimizer), in_host(lambda p: torch.optim.SGD(p, 0.1, momentum=0.9), steps, rates=0))
 
 
 class Raises(torch.optim.SGD):

@@ -73,6 +73,7 @@ class InnerSteps:
         self._manager_pid = self._replacements = 0  # Of the processes that have the optimizer.
         self._trained: list[list[torch.Tensor]] = []  # By its groups there.
         self._parameters: list[tuple[int, int]] = []  # When they last went to the runners.
+        self._is_taking = False  # A sync has begun to write here.
         self._note_sync()
 
     @property
@@ -146,6 +147,8 @@ class InnerSteps:
     def order(self, clip_grad_norm: float | None) -> Order:
         """Tells the runners of the next step."""
         self._reached = max(self._reached, self._steps)
+        if self._is_taking:  # A signal handler has raised in it.
+            self.sync()
         if self.are_others():
             if self.ahead > 0 or self._manager.statistics().manager_pid == self._manager_pid:
                 self.renew()
@@ -246,6 +249,7 @@ class InnerSteps:
 
     def _take(self, found: Outcome) -> None:
         self._note_changed()
+        self._is_taking = True
         groups = self.optimizer.param_groups
         with torch.no_grad():
             for parameters, values, states in zip(self._trained, found.values, found.state, strict=True):
@@ -263,6 +267,7 @@ class InnerSteps:
             group.update(own)  # Some optimizers keep a state there.
             known.update(own)
         self._note_sync()
+        self._is_taking = False
 
     def _check_alike(self, made: int) -> None:
         """Raises SessionError unless all ranks have the same bits."""
