@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import logging
 import os
+import pickle
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
@@ -551,7 +552,7 @@ class Manager(Driver):
     def publish_order(self, order: Order | None) -> None:
         """For InnerSteps."""
         assert self._delivery.record is not None
-        self._delivery.record.publish({("order",): order})
+        self._delivery.record.publish({("order",): pickle.dumps(order)})  # cloudpickle looks through all modules.
 
     def sync(self) -> None:
         if self._inner is not None:
@@ -589,7 +590,7 @@ class Manager(Driver):
 
     def _begins_again(self, result: _native.StepResult) -> bool:
         if self._inner is not None and result.counted:
-            self._inner.counted()
+            self._inner.counted(result.step)
         elif self._inner is not None and result.status == "runner_lost" and self._handle.replaces_runners:
             if not self._inner.are_others() and not self._handle.fork_server_ended:
                 return False

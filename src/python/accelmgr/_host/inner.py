@@ -146,17 +146,19 @@ class InnerSteps:
 
     def order(self, clip_grad_norm: float | None) -> Order:
         """Tells the runners of the next step."""
-        self._reached = max(self._reached, self._steps)
         if self._is_taking:  # A signal handler has raised in it.
             self.sync()
-        if self.are_others():
-            if self.ahead > 0 or self._manager.statistics().manager_pid == self._manager_pid:
+        statistics = self._manager.statistics()
+        self._reached = max(self._reached, statistics.steps)
+        if (statistics.manager_pid, statistics.replacements) != (self._manager_pid, self._replacements):
+            if self.ahead > 0 or statistics.manager_pid == self._manager_pid:
                 self.renew()
             else:
                 self._meet()
-        self._make_again()
+        if statistics.steps < self._reached:
+            self._make_again()
         parameters, _ = self._versions()
-        if self.ahead == 0:
+        if self._reached == self.synced_step:
             self._parameters = parameters
         elif parameters != self._parameters:
             raise UsageError(
@@ -164,8 +166,8 @@ class InnerSteps:
                 "would overwrite that: call manager.sync() before"
             )
         present = self._note_changed()
-        order = self._order(present, clip_grad_norm, self.ahead == 0)
-        self._orders[self._steps] = order, copy.deepcopy(present)
+        order = self._order(present, clip_grad_norm, self._reached == self.synced_step, self._reached)
+        self._orders[self._reached] = order, copy.deepcopy(present)
         self._manager.publish_order(order)
         return order
 
@@ -176,16 +178,17 @@ class InnerSteps:
             changed.update(name for name, value in now.items() if name not in known or _differs(value, known[name]))
         return present
 
-    def _order(self, numbers: list[Numbers], clip_grad_norm: float | None, loads: bool) -> Order:
+    def _order(self, numbers: list[Numbers], clip_grad_norm: float | None, loads: bool, steps: int) -> Order:
+        """steps: that were committed before."""
         groups = [
             {name: value for name, value in now.items() if name in changed}
             for now, changed in zip(numbers, self._changed, strict=True)
         ]
-        return Order(self._number, self._steps - self._base, groups, clip_grad_norm, loads)
+        return Order(self._number, steps - self._base, groups, clip_grad_norm, loads)
 
-    def counted(self) -> None:
-        """The step that was ordered last was committed."""
-        self._reached = max(self._reached, self._steps)
+    def counted(self, step: int) -> None:
+        """The step that was ordered last was committed, with that number."""
+        self._reached = max(self._reached, step)
         self.optimizer._opt_called = True  # type: ignore[attr-defined]  # A scheduler looks whether it has stepped.
 
     def go_back(self) -> None:
@@ -214,10 +217,9 @@ class InnerSteps:
 
     def _make_again(self) -> None:
         """The steps that were committed before the run went back, with the numbers that they had."""
-        while self._steps < self._reached:
-            before, numbers = self._orders[self._steps]
-            order = self._order(numbers, before.clip_grad_norm, before.loads)
-            self._manager.repeat_inner(order)
+        while (steps := self._steps) < self._reached:
+            before, numbers = self._orders[steps]
+            self._manager.repeat_inner(self._order(numbers, before.clip_grad_norm, before.loads, steps))
 
     def sync(self) -> None:
         """Parameters and the optimizer's state of this process become those of the runners."""

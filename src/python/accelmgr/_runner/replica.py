@@ -207,7 +207,7 @@ class Changes:
                 torch_settings.apply({where[0]: value})
                 continue
             if kind == "order":
-                self.order = value
+                self.order = pickle.loads(value)
                 continue
             path, name = where
             if (f"{path}.{name}" if path else name) in held:
