@@ -5,7 +5,6 @@ python signal_storm.py read_by_the_manager 600 17: for ten minutes; 17 draws the
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import os
 import queue
@@ -45,6 +44,10 @@ class Storm:
             signal.pthread_kill(main, number)
             self._sent += 1
 
+    def _await_signal(self):
+        while self._sent < self._calls:
+            os.sched_yield()
+
     def call(self, name, function):
         """Sends a signal at a random time of the call, or soon after it. Returns what the call returns or raises."""
         after_s = self._draws.uniform(0, 1.2 * self._usual_s.get(name, 0.005))
@@ -59,9 +62,10 @@ class Storm:
             raised = error
             self.raised += 1
         finally:
-            while self._sent < self._calls:
-                with contextlib.suppress(KeyboardInterrupt, Alarm):
-                    os.sched_yield()
+            try:
+                self._await_signal()
+            except (KeyboardInterrupt, Alarm):
+                self._await_signal()
         return raised if raised is not None and result is None else result
 
 
