@@ -47,7 +47,7 @@ ChosenDevices with_devices(const Config& given, int socket) {
   return chosen;
 }
 
-/// Of the devices of a session that this manager takes over.
+/// Claims the GPUs of a session that this manager takes over.
 device::GpuClaims claims_of_session(const Config& config) {
   device::GpuClaims claims(config);
   if (!claims.missed().empty())

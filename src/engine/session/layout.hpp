@@ -269,8 +269,8 @@ struct Scalar {
 
 /// The largest magnitude of gradients, as a part of the largest finite number. Infinite if one is not finite.
 struct SumRange {
-  double sum;     ///< Of the type in which slabs are added.
-  double master;  ///< Of the type of the master.
+  double sum;     ///< Relative to the range of the type in which slabs are added.
+  double master;  ///< Relative to the range of the master's type.
 };
 
 /// The results of a runner in an attempt. It writes them before its vote.

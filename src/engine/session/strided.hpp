@@ -21,7 +21,7 @@ std::vector<std::int64_t> stored_shape(std::span<const std::int64_t> shape,
                                        std::span<const std::int64_t> strides);
 
 /// Copies a tensor of shape `shape` whose elements have `element_bytes` bytes: 1, 2, 4, 8 or 16. `to` and
-/// `from` must not overlap. Of the elements for one place of `to`, the last one stays.
+/// `from` must not overlap. If several elements go to one place of `to`, the last one stays there.
 void copy_strided(std::byte* to, std::span<const std::int64_t> to_strides, const std::byte* from,
                   std::span<const std::int64_t> from_strides, std::span<const std::int64_t> shape,
                   std::size_t element_bytes);

@@ -621,7 +621,7 @@ session::SmallSession with_a_frozen_tensor(int ranks, std::uint64_t count) {
 class UnfrozenTest : public Supervised {
  protected:
   UnfrozenTest() : Supervised(2, with_a_frozen_tensor(2, 1 << 20)) {}
-  /// Of the slab of a rank.
+  /// The memory that the slab of a rank has.
   std::uint64_t allocated_bytes(int rank) const {
     struct stat status {};
     EXPECT_EQ(fstat(small_.session.fds()[std::size_t(1 + rank)], &status), 0);

@@ -162,7 +162,8 @@ class TorturedHost {
     board_.driver.compare_exchange_strong(own, 0);
   }
 
-  /// With all descriptors of this process, beyond its end.
+  /// A child with all descriptors of this process, which outlives it until the run is over. How often it
+  /// looks decides nothing.
   void maybe_fork() {
     if (!lucky(0.05) || fork() != 0) return;
     prctl(PR_SET_NAME, "user's child");  // The killer goes by names.

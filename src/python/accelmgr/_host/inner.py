@@ -70,8 +70,8 @@ class InnerSteps:
         self._reached = 0
         """Steps that were committed, whatever the session says after it went back."""
         self._shelf = Shelf()
-        self._manager_pid = self._replacements = 0  # Of the processes that have the optimizer.
-        self._trained: list[list[torch.Tensor]] = []  # By its groups there.
+        self._manager_pid = self._replacements = 0  # The manager, and its count, when runners last got the optimizer.
+        self._trained: list[list[torch.Tensor]] = []  # The parameters of each group that the runners have.
         self._parameters: list[tuple[int, int]] = []  # When they last went to the runners.
         self._is_taking = False  # A sync has begun to write here.
         self._note_sync()
@@ -174,15 +174,15 @@ class InnerSteps:
     def _note_changed(self) -> list[Numbers]:
         """Notes what the host has changed of the groups that the processes have. Returns what all have now."""
         present = [numbers_of(group) for group in self.optimizer.param_groups]
-        for now, known, changed in zip(present, self._known, self._changed, strict=False):
-            changed.update(name for name, value in now.items() if name not in known or _differs(value, known[name]))
+        for numbers, known, changed in zip(present, self._known, self._changed, strict=False):
+            changed.update(name for name, value in numbers.items() if name not in known or _differs(value, known[name]))
         return present
 
     def _order(self, numbers: list[Numbers], clip_grad_norm: float | None, loads: bool, steps: int) -> Order:
         """steps: that were committed before."""
         groups = [
-            {name: value for name, value in now.items() if name in changed}
-            for now, changed in zip(numbers, self._changed, strict=True)
+            {name: value for name, value in group.items() if name in changed}
+            for group, changed in zip(numbers, self._changed, strict=True)
         ]
         return Order(self._number, steps - self._base, groups, clip_grad_norm, loads)
 
