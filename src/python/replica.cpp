@@ -141,11 +141,11 @@ class PythonReplica final : public replica::Replica {
     called([&] { (*replica_).attr("parameter_changed")(name); });
   }
 
-  void apply(std::span<const std::byte* const> mean) override {
-    called([&] {
+  double apply(std::span<const std::byte* const> mean, double scale) override {
+    return called([&] {
       nb::list gradients;
       for (std::size_t i = 0; i < mean.size(); ++i) gradients.append(gradient_at(i, mean[i]));
-      (*replica_).attr("apply")(gradients);
+      return nb::cast<double>((*replica_).attr("apply")(gradients, scale));
     });
   }
 
@@ -293,6 +293,8 @@ void bind_replica(nb::module_& module) {
           "The largest magnitude of the gradient of parameter `index`, which a device has copied: Inf or NaN "
           "if a value of it is.")
       .def("backward_begins", &Sink::backward_begins)
+      .def("keeps_gradients", &Sink::keeps_gradients,
+           "Whether the replica keeps the gradients of this attempt for apply(), and gives none to the sink.")
       .def("last_micro_batch", &Sink::last_micro_batch,
            "Whether no micro-batch follows the one that runs now. False: perhaps one follows.")
       .def(

@@ -70,6 +70,11 @@ void each_field(const StepResult*, Visit field) {
   field("tries", &StepResult::tries, "Number of attempts for this step; 1 if nothing went wrong.");
   field("skipped", &StepResult::skipped,
         "Number of these attempts whose batches were left out (`on_nonfinite: skip_batch`).");
+  field(
+      "grad_norm", &StepResult::grad_norm,
+      "The norm of the mean gradient before it was clipped, of an inner step with `clip_grad_norm`; else 0.");
+  field("repeated", &StepResult::repeated,
+        "Number of inner steps that were lost with a runner, and made again since the result before.");
   field("loss_scale", &StepResult::loss_scale,
         "The factor of the loss in the last attempt; 1 unless `runners.autocast` is `fp16`.");
   field("loss_scale_lowered", &StepResult::loss_scale_lowered,
@@ -201,6 +206,9 @@ void bind_results(nb::module_& module) {
   record<StepResult>(module, "StepResult",
                      "The result of one step. bool(result) is `ok`. `loss, samples = result` raises the "
                      "typed error if it is not ok.")
+      .def(
+          "note_repeated", [](StepResult& self, std::uint32_t steps) { self.repeated = steps; },
+          nb::arg("steps"), "For the driver of inner steps.")
       .def_prop_ro(
           "ok", [](const StepResult& self) { return self.status == StepStatus::ok; },
           "True if the status is `ok`.")

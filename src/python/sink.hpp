@@ -47,6 +47,9 @@ struct Sink {
   void magnitude(std::size_t index, double largest) {
     call([&](auto& to) { to.magnitude(index, largest); });
   }
+  bool keeps_gradients() {
+    return call([](auto& to) { return to.keeps_gradients(); });
+  }
   bool last_micro_batch() {
     return call([](auto& to) { return to.last_micro_batch(); });
   }

@@ -154,11 +154,67 @@ def test_steps_that_are_lost_between_two_syncs_are_made_again(who):
                 manager.recover()
                 result = manager.step(optimizer=optimizer)
             assert (result.status, result.step) == ("ok", number)
+            if who != "fork":  # Runners live on without a fork server.
+                assert result.repeated == (2 if number in (3, 8) else 0)
             scheduler.step()
             if number == 5:
                 manager.sync()
         manager.sync()
         assert_same((model, optimizer), in_host(lambda p: torch.optim.AdamW(p, 0.01), 12, 2))
+
+
+@pytest.mark.parametrize("runners", [1, 2])
+def test_a_step_tells_the_norm_of_what_was_clipped(runners):
+    norms: dict[bool, list[float]] = {}
+    for inner in (True, False):
+        model = Net()
+        optimizer = torch.optim.SGD(model.parameters(), 0.5)
+        with manager_of(model, runners) as manager:
+            for _ in range(5):
+                if inner:
+                    result = manager.step(optimizer=optimizer, clip_grad_norm=0.2)
+                    norms.setdefault(inner, []).append(result.grad_norm)
+                    assert result.to_dict()["grad_norm"] == result.grad_norm
+                    continue
+                optimizer.zero_grad()
+                manager.step().raise_for_status()
+                norms.setdefault(inner, []).append(float(nn.utils.clip_grad_norm_(model.parameters(), 0.2)))
+                optimizer.step()
+            if inner:
+                assert manager.step(optimizer=optimizer).grad_norm == 0
+    assert norms[True] == norms[False]
+
+
+@pytest.mark.parametrize("where", ["loss", "gradient"])
+def test_a_lone_runner_that_keeps_its_gradients_finds_what_is_not_finite(where):
+    class Overflows(Net):
+        def forward(self, inputs, targets) -> torch.Tensor:
+            loss = super().forward(inputs, targets)
+            self.head.weight.register_hook(lambda gradient: gradient * float("inf"))
+            return loss * float("nan") if where == "loss" else loss
+
+    model = Overflows()
+    optimizer = torch.optim.SGD(model.parameters(), 0.5)
+    with manager_of(model) as manager:
+        result = manager.step(optimizer=optimizer)
+        assert (result.status, result.counted) == ("nonfinite", False)
+        assert ("(loss nan)" if where == "loss" else "the gradient of 'head.weight' is not finite") in result.error
+        manager.sync()
+        for name, value in Net().state_dict().items():
+            assert torch.equal(model.state_dict()[name], value), name
+
+
+def test_the_gradient_of_a_lone_runner_that_overflows_when_it_is_divided_is_refused():
+    class Weighs(Net):
+        def forward(self, inputs, targets) -> dict[str, torch.Tensor]:
+            return {"loss": super().forward(inputs, targets) * 1e10, "weight": torch.tensor(1e-30)}
+
+    model = Weighs()
+    optimizer = torch.optim.SGD(model.parameters(), 0.5)
+    with manager_of(model, loss_scaling="sum_over(weight)") as manager:
+        result = manager.step(optimizer=optimizer)
+        assert (result.status, result.counted) == ("nonfinite", False)
+        assert "a gradient is finite, but not when it is divided by the weight of the step" in result.error
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -343,22 +399,24 @@ from cuda_runners import install
 from test_inner import OPTIMIZERS, Net, assert_same, in_host, manager_of
 install()
 torch.set_num_threads(1)
+runners = int(sys.argv[3])
 for name in sys.argv[1].split():
     make, model = OPTIMIZERS[name], Net()
     optimizer = make(model.parameters())
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 40)
     options = {"device": "cuda", "runners__oversubscribe": True, "runners__cuda_graph": sys.argv[2]}
-    with manager_of(model, 2, **options) as manager:
+    with manager_of(model, runners, **options) as manager:
         for result in manager.steps(8, optimizer=optimizer, clip_grad_norm=0.5, sync_every=3):
             scheduler.step()
-    assert_same((model, optimizer), in_host(make, 8, 2, clip=0.5), exact=False)
+    assert_same((model, optimizer), in_host(make, 8, runners, clip=0.5), exact=False)
 print("the same")
 """
 
 
 @pytest.mark.parametrize("graphs", ["off", "auto"])
-def test_on_a_device_the_parameters_stay_there(tmp_path, graphs):
+@pytest.mark.parametrize("runners", [1, 2])
+def test_on_a_device_the_parameters_stay_there(tmp_path, graphs, runners):
     """The device is the fake of cuda_runners.py, which the libraries find that a new process loads."""
     importlib.import_module("cuda_runners")  # Sets where they look.
-    code, out, err = run("-c", ON_DEVICE, "sgd adamw amsgrad adafactor", graphs, cwd=tmp_path)
+    code, out, err = run("-c", ON_DEVICE, "sgd adamw amsgrad adafactor", graphs, str(runners), cwd=tmp_path)
     assert (code, out) == (0, "the same\n"), err

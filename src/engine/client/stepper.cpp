@@ -348,7 +348,9 @@ Stepper::Outcome Stepper::attempt(Purpose purpose, const StepOptions& options, c
               .skip = skip,
               .repeat = options.repeat,
               .call = purpose == Purpose::call ? static_cast<std::uint32_t>(calling_rank) + 1 : 0,
-              .inner = applies,
+              .applies = !applies                                ? session::Applies::host
+                         : __builtin_popcount(participants_) > 1 ? session::Applies::replicas
+                                                                 : session::Applies::one_replica,
               .device_team = skip ? session::DeviceTeam{} : device_team(),
               .parameter_version = control.parameter_version.load(),
               .loss_scale = loss_scale,
@@ -360,7 +362,7 @@ Stepper::Outcome Stepper::attempt(Purpose purpose, const StepOptions& options, c
   result.loss_scale = loss_scale;
   result.tries += skip ? 0 : 1;
   auto outcome = wait(attempt, patience);
-  if (outcome.status == StepStatus::ok && applies) wait_applied(attempt, patience);
+  if (outcome.status == StepStatus::ok && applies) result.grad_norm = wait_applied(attempt, patience);
   const auto word = session_.word();
   result.counted = !skip && word.attempt == attempt && word.closed && !word.abort;
   if (outcome.team_failed) {
@@ -451,15 +453,21 @@ Observed Stepper::observe(const session::StepWord& word, Wait& wait) {
 }
 
 // The gradients are the host's when this returns. A runner that dies meanwhile is noticed in the next step.
-void Stepper::wait_applied(std::uint64_t attempt, const base::Patience& patience) {
+double Stepper::wait_applied(std::uint64_t attempt, const base::Patience& patience) {
   const auto& readiness = session_.control().readiness;
   for (;;) {
     const auto seen = ipc::load(readiness);
     bool applied = true;
-    for (int rank = 0; rank < session_.ranks(); ++rank)
-      if ((participants_ >> rank & 1) != 0)
-        applied = applied && session_.record(rank).acknowledged_attempt.load() >= attempt;
-    if (applied || participant_ended() || link_.manager_ended() || patience.over()) return;
+    double norm = 0;
+    for (int rank = 0; rank < session_.ranks(); ++rank) {
+      if ((participants_ >> rank & 1) == 0) continue;
+      const auto& record = session_.record(rank);
+      if (record.acknowledged_attempt.load() >= attempt)
+        norm = record.grad_norm.load();  // That of all of them.
+      else
+        applied = false;
+    }
+    if (applied || participant_ended() || link_.manager_ended() || patience.over()) return norm;
     ipc::wait_changed(readiness, seen, patience.next_look_ns(), 0);
   }
 }

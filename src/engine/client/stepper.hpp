@@ -106,7 +106,8 @@ class Stepper {
   Outcome wait(std::uint64_t attempt, const base::Patience& patience);
   Observed observe(const session::StepWord& word, Wait& wait);
   bool participant_ended() const noexcept;
-  void wait_applied(std::uint64_t attempt, const base::Patience& patience);
+  /// Returns StepResult::grad_norm.
+  double wait_applied(std::uint64_t attempt, const base::Patience& patience);
   Outcome why_aborted(std::uint32_t author) const;
   Outcome manager_lost(std::uint64_t attempt);
 

@@ -102,6 +102,9 @@ class Sink : public base::Waiter {
   /// bind() has moved the model to its device, and the host memory that the model was made in is free: the
   /// next rank may build. What follows, as registering pages, goes on meanwhile.
   virtual void built() {}
+  /// The replica keeps the gradients of this attempt for apply(), and gives none to the sink; it tells their
+  /// magnitude() before collect() returns.
+  virtual bool keeps_gradients() { return false; }
   /// The forward pass of a micro-batch is done; its backward pass begins.
   virtual void backward_begins() = 0;
   /// True: no micro-batch follows the one that runs now, so its backward pass completes the gradients. False:
@@ -190,8 +193,10 @@ class Replica {
   virtual Totals collect() = 0;
 
   /// The attempt is committed, and the replica updates its parameters, which stay with it. `mean` has the
-  /// gradient of each parameter in the master; null: it has none.
-  virtual void apply(std::span<const std::byte* const> /*mean*/) {}
+  /// gradient of each parameter in the master; null: it has none. If Sink::keeps_gradients(), it is empty,
+  /// and the gradients are those that the replica has kept, times `scale`. Returns their norm, if it was
+  /// computed for clipping, or 0.
+  virtual double apply(std::span<const std::byte* const> /*mean*/, double /*scale*/) { return 0; }
 
   /// run() has changed a parameter and not put it back, which is an error.
   virtual void parameter_changed(const std::string& /*name*/) {}

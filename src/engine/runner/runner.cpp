@@ -246,7 +246,7 @@ void Runner::attempt(std::uint64_t number) {
   }
   enter(Phase::reduce);
   reduction_.finish_slice(rank_, number, &helpers_);
-  if (control.request.inner != 0) return apply();
+  if (control.request.applies != session::Applies::host) return apply();
   acknowledge(true);
   base::fault_point(FaultPhase::close);
   session::close_if_over(view_, number);
@@ -263,10 +263,12 @@ void Runner::apply() {
     if (stopping()) return;
     ipc::wait_changed(finish, seen, timing::look_ns, 0);
   }
-  std::vector<const std::byte*> mean(manifest_.tensors.size());
+  std::vector<const std::byte*> mean(keeps_gradients() ? 0 : manifest_.tensors.size());
   for (std::size_t i = 0; i < mean.size(); ++i)
     if (reduction_.has_gradient(i, attempt_)) mean[i] = session_.gradients() + manifest_.tensors[i].gradient;
-  replica_->apply(mean);
+  const auto& request = session_.control().request;
+  const auto scale = session::gradient_scale(request, session::tally(session_, request));
+  record_.grad_norm.store(replica_->apply(mean, scale));
   acknowledge(true);
 }
 
@@ -429,9 +431,14 @@ void Runner::check_sums() {
   std::vector<std::string> names;
   for (const auto tensor : reduction_.nonfinite_sums(attempt_))
     names.push_back(manifest_.tensors[tensor].name);
-  if (names.empty()) return;
-  found_nonfinite(true, fmt::format("the gradient of {} is finite in each rank, but not its sum{}",
-                                    listed(names), request.accumulate != 0 ? " with the steps before" : ""));
+  if (keeps_gradients())  // Nothing is added. Which gradient it is, only the replica knows.
+    found_nonfinite(true, "a gradient is finite, but not when it is divided by the weight of the step");
+  else if (!names.empty())
+    found_nonfinite(true,
+                    fmt::format("the gradient of {} is finite in each rank, but not its sum{}", listed(names),
+                                request.accumulate != 0 ? " with the steps before" : ""));
+  else
+    return;
   record_.ballot.nonfinite = 1;
 }
 

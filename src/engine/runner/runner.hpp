@@ -45,6 +45,9 @@ class Runner final : private replica::Sink {
     if (ballot_.team == 0) gradients_.note(index, largest);  // A team looks at its sum.
   }
   bool is_trained(std::size_t index) override { return gradients_.is_trained(index); }
+  bool keeps_gradients() override {
+    return session_.control().request.applies == session::Applies::one_replica;
+  }
   bool is_stale(std::size_t index) override { return frozen_are_stale_ || gradients_.is_trained(index); }
   void shard(session::RankMask team, session::Bytes shard, const std::byte* sums) override {
     gradients_.shard(shard, sums);

@@ -97,14 +97,17 @@ Tally tally(const Session& session, const Request& request) noexcept {
 
 double gradient_range_after(const Session& session, const Request& request, const Tally& tally) noexcept {
   const auto before = session.counters(session.word().index).gradient_range;
-  const auto added = tally.range.master * mean_scale(request, tally) / request.loss_scale;
-  return request.skip != 0 ? before : request.accumulate != 0 ? before + added : added;
+  if (request.skip != 0 || request.applies == Applies::one_replica) return before;
+  return (request.accumulate != 0 ? before : 0) + tally.range.master * gradient_scale(request, tally);
 }
 
 bool sums_fit(const Session& session, const Request& request) noexcept {
   constexpr double whole = 0.99;  // What rounding adds is less than the rest.
   const auto total = tally(session, request);
-  return total.range.sum < whole && gradient_range_after(session, request, total) < whole;
+  const auto largest = request.applies == Applies::one_replica
+                           ? total.range.master * gradient_scale(request, total)
+                           : gradient_range_after(session, request, total);
+  return total.range.sum < whole && largest < whole;
 }
 
 }  // namespace accelmgr::session

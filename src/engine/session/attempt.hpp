@@ -66,6 +66,11 @@ inline double mean_scale(const Request& request, const Tally& tally) {
                                                                  : double(full) / double(tally.micro_batches);
 }
 
+/// By which the sum of the gradients in the slabs is multiplied.
+inline double gradient_scale(const Request& request, const Tally& tally) {
+  return mean_scale(request, tally) / request.loss_scale;
+}
+
 /// A bound for Counters::gradient_range when the attempt is committed.
 double gradient_range_after(const Session& session, const Request& request, const Tally& tally) noexcept;
 

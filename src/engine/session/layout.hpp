@@ -178,6 +178,13 @@ class SharedRanks {
 /// By what losses and gradients are divided: `loss_scaling`.
 enum class LossWeights : std::uint32_t { micro_batches, samples, none, field };
 
+/// Who applies the gradients of an attempt.
+enum class Applies : std::uint32_t {
+  host,        ///< The host, with the mean gradients in the master.
+  replicas,    ///< Each replica, with these, before it acknowledges the attempt.
+  one_replica  ///< The same with one participant: it keeps its gradients, and the master's stay as they are.
+};
+
 /// The host's request for an attempt. The host writes it while the step word is closed.
 struct Request {
   SharedRanks participants;
@@ -193,7 +200,7 @@ struct Request {
   /// 1 more than the rank whose replica makes the call that the host has left for it; with `skip` and
   /// `repeat`, so that nothing else happens. 0: none.
   std::uint32_t call = 0;
-  std::uint32_t inner = 0;  ///< 1: replicas apply the mean gradient before they acknowledge the attempt.
+  Applies applies = Applies::host;
   DeviceTeam device_team{};
   std::uint64_t parameter_version = 0;
   double loss_scale = 1;        ///< A power of two. Slabs have gradients times this, the master without it.
@@ -327,9 +334,10 @@ struct RunnerRecord {
   std::atomic<std::uint64_t> attempt;    ///< The last attempt that it began.
   std::atomic<std::uint64_t> acknowledged_attempt;  ///< The last attempt whose end it saw: its working state
                                                     ///< is that of the valid copies.
-  std::atomic<std::uint64_t> reduce_ns;             ///< Duration of its last reduction.
-  std::atomic<std::uint64_t> start_ns;              ///< From its fork until it was ready.
-  std::atomic<std::uint64_t> model_ns;              ///< The part of start_ns that building the model took.
+  std::atomic<double> grad_norm;         ///< StepResult::grad_norm of the last step that it applied.
+  std::atomic<std::uint64_t> reduce_ns;  ///< Duration of its last reduction.
+  std::atomic<std::uint64_t> start_ns;   ///< From its fork until it was ready.
+  std::atomic<std::uint64_t> model_ns;   ///< The part of start_ns that building the model took.
   alignas(64) Ballot ballot;
   alignas(64) TeamRecord device_team;
   alignas(64) std::atomic<Reason> reason;  ///< Why it refused attempt `reason_attempt`.

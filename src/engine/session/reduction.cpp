@@ -314,7 +314,7 @@ Reduction::Slice Reduction::all_of(std::uint64_t attempt) const noexcept {
           .alone = alone,
           .teams = teams,
           .chunks = {0, chunks},
-          .scale = mean_scale(request, tally(*session_, request)) / request.loss_scale,
+          .scale = gradient_scale(request, tally(*session_, request)),
           .accumulates = request.accumulate != 0};
 }
 
@@ -402,7 +402,8 @@ void Reduction::finish_slice(int rank, std::uint64_t attempt, base::Helpers* hel
   if (cursor.attempt == attempt && cursor.chunk == cursor_finished) return;
   const auto started_ns = base::now_ns();
 
-  if (request.skip == 0) {  // Otherwise nothing is reduced; only the state copies change.
+  // Otherwise nothing is reduced; only the state copies change.
+  if (request.skip == 0 && request.applies != Applies::one_replica) {
     const auto slice = slice_of(rank, attempt);
     const int parts = parts_in(slice.chunks);
     const auto finish = [&](int part) { finish_part(slice, part_of(slice, part, parts)); };

@@ -588,10 +588,12 @@ class Manager(Driver):
         self._bound.show(made[-1].counted, True)
         made[-1].raise_for_status()
 
+    def _note_counted(self, result: _native.StepResult) -> None:
+        if self._inner is not None:
+            self._inner.counted(result)
+
     def _begins_again(self, result: _native.StepResult) -> bool:
-        if self._inner is not None and result.counted:
-            self._inner.counted(result.step)
-        elif self._inner is not None and result.status == "runner_lost" and self._handle.replaces_runners:
+        if self._inner is not None and result.status == "runner_lost" and self._handle.replaces_runners:
             if not self._inner.are_others() and not self._handle.fork_server_ended:
                 return False
             self._inner.renew()

@@ -154,6 +154,16 @@ TEST_P(ReductionTest, TakesTheLossScaleOutOfTheGradients) {
   EXPECT_EQ(master(), expected(expected(before, false, 0x1p-16), true, 0x1p3));
 }
 
+TEST_P(ReductionTest, LeavesTheMasterAsItIsWhereTheReplicaKeepsTheGradients) {
+  const auto before = master();
+  finish_all(commit({.participants = all_ranks(ranks()),
+                     .shares = even_shares(1),
+                     .batch_size = 4,
+                     .applies = Applies::one_replica}));
+  EXPECT_EQ(master(), before);
+  EXPECT_EQ(session().counters(session().word().index).steps, 1u);
+}
+
 TEST_P(ReductionTest, TheNextLossScaleIsThatOfTheLastStepWithFiniteValues) {
   const auto next = [&](std::uint64_t good_steps) {
     return Request{.participants = all_ranks(ranks()),

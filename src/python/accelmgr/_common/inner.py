@@ -138,19 +138,21 @@ class Resident:
                 "makes them again"
             )
 
-    def step(self, order: Order, parameters: list[torch.Tensor]) -> None:
+    def step(self, order: Order, parameters: list[torch.Tensor]) -> float:
         """Their `.grad` is the mean gradient. The step is committed: what the optimizer raises is the error of the next
-        one, or of a sync."""
+        one, or of a sync. Returns the norm before clipping, or 0."""
+        norm: torch.Tensor | float = 0.0
         try:
             for group, numbers in zip(self.optimizer.param_groups, order.groups, strict=True):
                 group.update(numbers)
             if order.clip_grad_norm is not None:
-                torch.nn.utils.clip_grad_norm_(parameters, order.clip_grad_norm)
+                norm = torch.nn.utils.clip_grad_norm_(parameters, order.clip_grad_norm)
             self.optimizer.step()
         except Exception as error:
             self._failure = describe(error)
         else:
             self.made += 1
+        return float(norm)  # A device is waited for when it has the optimizer's work.
 
 
 def numbers_of(group: dict[str, Any]) -> Numbers:

@@ -86,6 +86,9 @@ class Driver:
         """Whether others have taken the place of processes that were lost in this step, which is to be repeated."""
         return False
 
+    def _note_counted(self, result: _native.StepResult) -> None:
+        """The step was committed."""
+
     def _makes_room(self) -> bool:
         """Whether the session was made again, with room for what a micro-batch has made larger, new, or changed."""
         return False
@@ -157,6 +160,8 @@ class Driver:
                 self._step_once(made, *how)
             if not made[-1].counted and self._makes_room():
                 return self._step_alone(made, how)
+            if made[-1].counted:
+                self._note_counted(made[-1])
             return made[-1]
         except BaseException as error:
             carry(error, made)

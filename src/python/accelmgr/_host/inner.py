@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from accelmgr import _native
 from accelmgr._common.buffers import alike
 from accelmgr._common.grown_buffers import Forms
 from accelmgr._common.inner import OPTIMIZERS, Numbers, Order, Outcome, Shelf, checksums, numbers_of, outcome
@@ -74,6 +75,7 @@ class InnerSteps:
         self._trained: list[list[torch.Tensor]] = []  # The parameters of each group that the runners have.
         self._parameters: list[tuple[int, int]] = []  # When they last went to the runners.
         self._is_taking = False  # A sync has begun to write here.
+        self._repeated = 0  # Steps that were made again since the last result.
         self._note_sync()
 
     @property
@@ -186,9 +188,11 @@ class InnerSteps:
         ]
         return Order(self._number, steps - self._base, groups, clip_grad_norm, loads)
 
-    def counted(self, step: int) -> None:
-        """The step that was ordered last was committed, with that number."""
-        self._reached = max(self._reached, step)
+    def counted(self, result: _native.StepResult) -> None:
+        """The step that was ordered last was committed."""
+        self._reached = max(self._reached, result.step)
+        result.note_repeated(self._repeated)
+        self._repeated = 0
         self.optimizer._opt_called = True  # type: ignore[attr-defined]  # A scheduler looks whether it has stepped.
 
     def go_back(self) -> None:
@@ -220,6 +224,7 @@ class InnerSteps:
         while (steps := self._steps) < self._reached:
             before, numbers = self._orders[steps]
             self._manager.repeat_inner(self._order(numbers, before.clip_grad_norm, before.loads, steps))
+            self._repeated += 1
 
     def sync(self) -> None:
         """Parameters and the optimizer's state of this process become those of the runners."""

@@ -9,15 +9,9 @@ from collections.abc import Callable, Sequence
 import torch
 
 from accelmgr import _native
-from accelmgr._common.memory import ordered
 from accelmgr._runner.cuda import Cuda
-from accelmgr._runner.replica import Gradients, set_aside
-from accelmgr.errors import DeviceError, ModelError
-
-
-def real_of(gradient: torch.Tensor) -> torch.Tensor:
-    """Its real numbers."""
-    return torch.view_as_real(gradient) if gradient.is_complex() else gradient
+from accelmgr._runner.replica import Gradients, real_of, set_aside
+from accelmgr.errors import DeviceError
 
 
 class CudaGradientHooks(Gradients):
@@ -39,13 +33,13 @@ class CudaGradientHooks(Gradients):
         self._recorded: list[int] | None = None  # Those whose gradients tell that they are complete; None: no graph.
         self._late = [False] * len(parameters)
         self._told = [False] * len(parameters)
-        self._copied: dict[int, torch.Tensor] = {}  # What the device copies.
+        self._looked_at: dict[int, torch.Tensor] = {}  # The gradients, as the device copies or keeps them.
         super().__init__(parameters, sink)
 
     def _hook(self, index: int) -> Callable[[torch.Tensor], None]:
         def hook(parameter: torch.Tensor) -> None:
             self._order.append(index)
-            if not self._last or not self._eager or self._late[index] or parameter.grad is None:
+            if self.keeps or not self._last or not self._eager or self._late[index] or parameter.grad is None:
                 return
             if len(parameter._post_accumulate_grad_hooks) > 1 or parameter.grad.layout is not torch.strided:
                 return
@@ -78,14 +72,13 @@ class CudaGradientHooks(Gradients):
         return same and dense and not self._transport.rounds(index)
 
     def _tell(self, index: int, gradient: torch.Tensor) -> None:
-        parameter = self._parameters[index]
-        dense = gradient.detach() if gradient.layout is torch.strided else gradient.to_dense()
-        if dense.shape != parameter.shape:  # A hook has called resize_().
-            raise ModelError(f"a parameter has shape {list(parameter.shape)}, its gradient {list(dense.shape)}")
-        dense = ordered(dense.to(parameter.dtype).resolve_conj().resolve_neg(), self._orders[index])
+        dense = self._dense(index, gradient)
+        if self.keeps:
+            self._looked_at[index] = self._parameters[index].grad = dense
+            return self._join()
         if self._transport.rounds(index):
             dense = real_of(dense).to(torch.bfloat16)
-        self._copied[index] = dense
+        self._looked_at[index] = dense
         self._told[index] = True
         self._join()  # Behind what has made it dense and has rounded it.
         self._transport.written(index, dense)
@@ -123,17 +116,17 @@ class CudaGradientHooks(Gradients):
         """A graph was launched: what its recording told of is computed now, and told of when it is complete."""
         self._sink.backward_begins()
         self._order = order
-        for index in complete:
+        for index in complete if not self.keeps else ():
             if self._transport.rounds(index):  # It was recorded in a team.
                 continue
             gradient = self._parameters[index].grad
             assert gradient is not None
             self._told[index] = True
-            self._copied[index] = gradient
+            self._looked_at[index] = gradient
             self._transport.written(index, gradient, in_graph=True)
 
     def forget(self) -> None:
-        self._copied, self._order = {}, []
+        self._looked_at, self._order = {}, []
         self._told = [False] * len(self._parameters)
         super().forget()
 
@@ -149,8 +142,8 @@ class CudaGradientHooks(Gradients):
     def magnitudes(self) -> tuple[list[int], torch.Tensor]:
         """Parameters whose gradients have elements, and the largest magnitude of each: Inf or NaN if it
         has one. After rest()."""
-        copied = {index: real_of(gradient) for index, gradient in self._copied.items() if gradient.numel()}
-        if not copied:
+        found = {index: real_of(gradient) for index, gradient in self._looked_at.items() if gradient.numel()}
+        if not found:
             return [], torch.empty(0, dtype=torch.float64, device=self._cuda.device)
-        found = torch._foreach_norm(list(copied.values()), torch.inf)
-        return list(copied), torch.stack(found).to(torch.float64)
+        norms = torch._foreach_norm(list(found.values()), torch.inf)
+        return list(found), torch.stack(norms).to(torch.float64)

@@ -99,6 +99,18 @@ def put_back(kept: Kept) -> None:
             parameter.grad = total
 
 
+def real_of(gradient: torch.Tensor) -> torch.Tensor:
+    """Its real numbers."""
+    return torch.view_as_real(gradient) if gradient.is_complex() else gradient
+
+
+def largest_of(gradient: torch.Tensor) -> float:
+    """The largest magnitude, Inf or NaN if it has one. On the CPU a norm of torch takes 25 times as long."""
+    values = real_of(gradient)
+    low, high = torch.aminmax(values if values.itemsize > 1 else values.float())
+    return max(-float(low), float(high))
+
+
 class Gradients:
     """Hands gradients from autograd to the sink, by a hook on each parameter.
 
@@ -108,7 +120,7 @@ class Gradients:
 
     The sink copies the first gradient of an attempt and adds later ones. The hook leaves `.grad` None, so that autograd
     never adds. If the user has a post-accumulate hook on the parameter, `.grad` is kept until rest(), and the user's
-    hook sees the sum over micro-batches.
+    hook sees the sum over micro-batches. Where an inner step needs no other replica, all of them stay in `.grad`.
     """
 
     def __init__(self, parameters: Sequence[torch.Tensor], sink: _native.Sink) -> None:
@@ -116,6 +128,7 @@ class Gradients:
         self._orders = list(map(order_of, parameters))
         self._sink = sink
         self._hooked = [False] * len(parameters)
+        self.keeps = False  # The sink takes none in this attempt.
         self._counts = False  # The backward pass of the loss is under way.
         self._kept: Kept = []
         self.hook()
@@ -134,21 +147,23 @@ class Gradients:
 
         return hook
 
-    @staticmethod
-    def _is_kept(parameter: torch.Tensor) -> bool:
-        return len(parameter._post_accumulate_grad_hooks or ()) > 1
+    def _is_kept(self, parameter: torch.Tensor) -> bool:
+        return self.keeps or len(parameter._post_accumulate_grad_hooks or ()) > 1
+
+    def _dense(self, index: int, gradient: torch.Tensor) -> torch.Tensor:
+        """As the session has it: in the dtype and the order of its parameter."""
+        parameter = self._parameters[index]
+        dense = gradient.detach() if gradient.layout is torch.strided else gradient.to_dense()
+        if dense.shape != parameter.shape:  # A hook has called resize_().
+            raise ModelError(f"a parameter has shape {list(parameter.shape)}, its gradient {list(dense.shape)}")
+        return ordered(dense.to(parameter.dtype).resolve_conj().resolve_neg(), self._orders[index])
 
     def _hand_over(self, index: int) -> None:
         parameter = self._parameters[index]
         gradient = parameter.grad
         parameter.grad = None
-        if gradient is None:
-            return
-        dense = gradient.detach() if gradient.layout is torch.strided else gradient.to_dense()
-        if dense.shape != parameter.shape:  # A hook has called resize_().
-            raise ModelError(f"a parameter has shape {list(parameter.shape)}, its gradient {list(dense.shape)}")
-        dense = ordered(dense.to(parameter.dtype).resolve_conj().resolve_neg(), self._orders[index])
-        self._sink.capture(index, dense.data_ptr())
+        if gradient is not None:
+            self._sink.capture(index, self._dense(index, gradient).data_ptr())
 
     def begin_micro_batch(self) -> None:
         """Call it before forward()."""
@@ -171,8 +186,12 @@ class Gradients:
             else:
                 self._hand_over(index)
 
+    def begin_attempt(self) -> None:
+        self.keeps = self._sink.keeps_gradients()
+        self.forget()
+
     def forget(self) -> None:
-        """Drops the gradients of an aborted attempt."""
+        """Drops the gradients of an attempt."""
         self._counts = False
         self._kept = []
         for parameter, gradient in zip(self._parameters, map(_gradient, self._parameters), strict=True):
@@ -183,8 +202,14 @@ class Gradients:
         """Hands over what is still in `.grad`. Call it after the last backward pass of an attempt."""
         self._kept = []
         for index, gradient in enumerate(map(_gradient, self._parameters)):
-            if gradient is not None:
+            if gradient is None:
+                continue
+            if not self.keeps:
                 self._hand_over(index)
+                continue
+            kept = self._parameters[index].grad = self._dense(index, gradient)
+            if kept.numel():
+                self._sink.magnitude(index, largest_of(kept))
 
 
 class Changes:
@@ -337,7 +362,7 @@ class Replica:
         self._losses, self._scalars = [], []
         self._buffers.begin_attempt()
         if self._gradients is not None:
-            self._gradients.forget()
+            self._gradients.begin_attempt()
 
     def call(self) -> None:
         assert self._changes is not None
@@ -396,22 +421,32 @@ class Replica:
             parameter.data = tensor_over(memory, dtype, parameter.shape, strides)
         self._addresses = list(map(_address, self._parameters))
 
-    def apply(self, gradients: list[Place | None]) -> None:
-        """An inner step was committed, with these mean gradients, of which some parameters have none."""
+    def apply(self, gradients: list[Place | None], scale: float) -> float:
+        """An inner step was committed, with these mean gradients, of which some parameters have none.
+
+        If the list is empty, they are those that the parameters have kept in this attempt, times `scale`. Returns
+        their norm, if it was computed for clipping, or 0.
+        """
         order = self._follow_order()
         assert order is not None and self._resident is not None
-        for parameter, gradient in zip(self._parameters, gradients, strict=True):
+        for parameter, gradient in zip(self._parameters, gradients, strict=False):
             parameter.grad = None
             if gradient is not None:
                 memory, dtype, strides = gradient
                 mean = tensor_over(memory, dtype, parameter.shape, strides)
                 parameter.grad = mean.to(parameter.device, parameter.dtype, copy=True)
-        self._step(self._resident, order)
+        for gradient in map(_gradient, self._parameters) if not gradients and scale != 1 else ():
+            if gradient is not None and gradient.itemsize == 2:  # As the reduction: torch would round the scale, too.
+                gradient.copy_(gradient.float().mul_(scale))
+            elif gradient is not None:
+                gradient.mul_(scale)
+        norm = self._step(self._resident, order)
         for parameter in self._parameters:
             parameter.grad = None
+        return norm
 
-    def _step(self, resident: Resident, order: Order) -> None:
-        resident.step(order, self._parameters)
+    def _step(self, resident: Resident, order: Order) -> float:
+        return resident.step(order, self._parameters)
 
     def team_member(self) -> _native.TeamMember | str:
         """Its device's part in teams, or why there is none."""

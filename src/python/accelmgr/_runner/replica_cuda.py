@@ -145,15 +145,16 @@ class CudaReplica(DeviceReplica):
     def _leave_home(self) -> None:
         """They stay on the device, and are loaded with the next batch."""
 
-    def apply(self, gradients: list[Place | None]) -> None:
+    def apply(self, gradients: list[Place | None], scale: float) -> float:
         with self._blaming(), self._cuda.computing():
-            super().apply(gradients)
+            return super().apply(gradients, scale)
 
-    def _step(self, resident: Resident, order: Order) -> None:
+    def _step(self, resident: Resident, order: Order) -> float:
         if resident.made == 0:
             resident.optimizer.load_state_dict(resident.optimizer.state_dict())  # Moves it to the device.
-        super()._step(resident, order)
+        norm = super()._step(resident, order)
         self._versions = [parameter._version for parameter in self._parameters]
+        return norm
 
     def _load_parameters(self) -> None:
         if self._is_stale:
@@ -217,7 +218,8 @@ class CudaReplica(DeviceReplica):
             with self._cuda.computing():
                 self._hooks.rest()
                 self._read()
-            self._hooks.forget()
+            if not self._hooks.keeps:
+                self._hooks.forget()
             if self._graphs is not None:
                 self._graphs.end_attempt()
             return self._totals()
