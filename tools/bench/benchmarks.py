@@ -1,6 +1,7 @@
 """The benchmarks and what each runs. A group is a list of contestants that take turns."""
 
 import dataclasses
+import itertools
 import json
 import os
 import pathlib
@@ -115,6 +116,18 @@ def python_groups(quick):
                 *(peer(name, "mlp_step.py", *mode, *size, case=case) for name, mode in peers.items()),
             ]
         )
+    return groups
+
+
+def inner_groups(quick):
+    groups = []
+    for millions, runners, clip in itertools.product(STEP_SIZES, (1, 2), (False, True)):
+        case = f"{millions}M, {runners} runner{'s' * (runners > 1)}" + ", clipped" * clip
+        size = ["--parameters", millions, "--runners", str(runners), *["--clip"] * clip, *quick_flag(quick)]
+        script = [contestants.torch_python(), BENCH / "inner_manager.py", *size]
+        command = ["env", f"PYTHONPATH={RELEASE / 'python'}", *script, "--mode"]
+        modes = {"ours": "inner", "host": "host", "plain": "plain"}
+        groups.append([Contestant(name, lambda c=command, m=mode: [*c, m], case) for name, mode in modes.items()])
     return groups
 
 
@@ -292,6 +305,12 @@ ALL = {
         TPUManager pattern in Python, in its faithful variants and its best one, and the same cycle in C++ with no
         Python at all. The peers' runners are forked; ours start from nothing.""",
         3, ["bench_step", "_native"], python_groups, reports.python, weighs_memory=True),
+    "inner": Benchmark(
+        """A step with fused AdamW that the runners make with the model, 1 to 67 million parameters, one and two
+        runners. Against step() with the optimizer in the host, and one process of plain PyTorch with all cores and the
+        batches of all runners. One runner should take 1.02 of plain PyTorch. A sync brings parameters and state to the
+        host.""",
+        3, ["_native"], inner_groups, reports.inner, weighs_memory=True),
     "frozen": Benchmark(
         """How much memory parameters take, as so many copies of themselves: in shared memory frozen ones should take 1,
         trained ones 2 (values and gradients of the master) and 1 for each runner.""",

@@ -219,6 +219,23 @@ def python(lines):
     return Report([table], targets)
 
 
+def inner(lines):
+    measured = Measured(lines)
+    table = Table(
+        "A step with fused AdamW: in the runners (ours), in the host, in plain PyTorch",
+        ["", "ours ms", "host ms", "plain ms", "ours / host", "ours / plain", "sync ms", "ours MiB", "host MiB"],
+    )
+    targets = []
+    for case in measured.values_of("case"):
+        ours, host, plain = (measured.get(name, "cycle", case=case) for name in ("ours", "host", "plain"))
+        memory = [measured.get(name, "peak_memory", case=case) for name in ("ours", "host")]
+        sync = measured.get("ours", "sync", case=case)
+        table.rows.append([case, ours, host, plain, ratio(ours, host), ratio(ours, plain), sync, *memory])
+        if "1 runner" in case:
+            targets.append(at_most(1.02, f"{case}: of plain PyTorch", ratio(ours, plain)))
+    return Report([table], targets)
+
+
 def frozen(lines):
     measured = Measured(lines)
     table = Table(
