@@ -277,6 +277,7 @@ class Manager(Driver):
 
         Raises ConfigError, ModelError, DataError, SessionError (memory), RunnerError, CheckpointError.
         """
+        self._check_idle("start")
         if self._renewal is not None:
             self._end_former(self._renewal)
         if self._handle.started:
@@ -436,6 +437,7 @@ class Manager(Driver):
         manager cannot train; the manager is as before then. When it raises in the start, the model has memory of its
         own; start() or the next step() tries again, also after Ctrl-C.
         """
+        self._check_idle("rebind")
         if self._model is None:
             raise UsageError("rebind(): the model of this manager is no module of this process")
         self._check_owner("rebind")
@@ -457,11 +459,13 @@ class Manager(Driver):
 
     def resize(self, runners: int) -> None:
         """Makes ranks 0 to runners - 1 the team from the next step on; at most `runners.max_runners`."""
+        self._check_idle("resize")
         self._begin_kind(None)  # Runners that join do not have what inner steps have made.
         self._handle.resize(runners)
 
     def recover(self) -> None:
         """Starts a new manager process over the same session. Call it after a step returned `manager_lost`."""
+        self._check_idle("recover")
         if self._inner is not None:
             renewed = self._finish_renewal("recover")
             if self._inner.ahead > 0:
@@ -482,6 +486,7 @@ class Manager(Driver):
         they are. Where this process cannot be forked any more, because it has used CUDA, processes of the start method
         `spawn` follow, with a warning.
         """
+        self._check_idle("refresh")
         if self._method != "fork":
             return self.rebind()
         self.sync()
@@ -500,6 +505,7 @@ class Manager(Driver):
         Blocks, for at most `step_timeout`. Raises UsageError for a function that cannot be pickled and for models of
         services, ModelError with the traceback of what the function has raised, RunnerError when the runner is lost.
         """
+        self._check_idle("call")
         self._check_owner("call")
         if (calls := self._delivery.calls) is None:
             raise UsageError("call(): the model of this manager is no module that was passed to it")
@@ -532,6 +538,13 @@ class Manager(Driver):
 
     # Inner steps
 
+    def _check_thread(self) -> None:
+        if self._delivery.feed is not None and self._delivery.feed.is_bound:
+            raise UsageError(
+                "begin_steps(): only one thread can read the dataset (SQLite?), and another one would make the steps: "
+                "open what is bound to a thread where it is used first, in __getitem__() or __iter__(), or call steps()"
+            )
+
     def _begin_kind(self, optimizer: torch.optim.Optimizer | None) -> None:
         if self._inner is not None and self._inner.optimizer is not optimizer:
             self.sync()
@@ -555,6 +568,7 @@ class Manager(Driver):
         self._delivery.record.publish({("order",): pickle.dumps(order)})  # cloudpickle looks through all modules.
 
     def sync(self) -> None:
+        self._check_idle("sync")
         if self._inner is not None:
             self._finish_renewal("sync")
             with self._handle.alone("sync"):
@@ -637,10 +651,11 @@ class Manager(Driver):
 
     def stop(self) -> None:
         """Ends runners, fork server and manager in bounded time; idempotent. Parameters and gradients stay readable."""
+        self._cancel_pending()
         if self._inner is not None and not self._stopped and self._handle.started and self._inner.ahead:
             logger.warning("stop(): %d inner steps since the last sync are lost: call sync() before", self._inner.ahead)
         self._handle.stop()
-        self._stopped, self._renewal = True, None
+        self._stopped, self._renewal, self._pending = True, None, None
         self._delivery.end()
 
     def __repr__(self) -> str:
@@ -661,6 +676,7 @@ class Manager(Driver):
     ) -> None:
         try:
             if kind is None and not self._stopped:
+                self._cancel_pending()
                 self.sync()
         finally:
             self.stop()

@@ -81,13 +81,13 @@ def answer(address: str, model: Any) -> None:
 
 
 def _read(fd: int) -> bytes:
-    with os.fdopen(os.dup(fd), "rb") as file:
+    with open(fd, "rb", closefd=False) as file:
         file.seek(0)
         return file.read()
 
 
 def _write(fd: int, content: bytes) -> None:
     os.ftruncate(fd, 0)
-    with os.fdopen(os.dup(fd), "wb") as file:
+    with open(fd, "wb", closefd=False) as file:
         file.seek(0)
         file.write(content)

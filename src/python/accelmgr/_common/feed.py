@@ -369,6 +369,11 @@ class Feed:
         if (owner := self._thread) is not None:
             owner.work()
 
+    @property
+    def is_bound(self) -> bool:
+        """Whether elements are read in the thread that calls step()."""
+        return self._thread is not None
+
     def while_host_waits(self) -> contextlib.AbstractContextManager[None]:
         """The calling thread, the host's, waits for the manager process, and elements are read meanwhile. Once there
         was such a time, no element is read outside of one.

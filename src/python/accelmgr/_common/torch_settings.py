@@ -10,8 +10,9 @@ import contextlib
 import functools
 import os
 import sys
+import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.process import current_process
 from typing import Any, NamedTuple
 
@@ -174,8 +175,27 @@ def _works(setting: Setting) -> bool:
 SETTINGS = {name: setting for name, setting in SETTINGS.items() if _works(setting)}
 
 
+class _Held(threading.local):
+    values: Values | None = None
+
+
+_held = _Held()
+
+
+@contextlib.contextmanager
+def held(values: Values) -> Iterator[None]:
+    """In this thread current() returns `values`: torch has some settings for each thread, such as autocast."""
+    _held.values = values
+    try:
+        yield
+    finally:
+        _held.values = None
+
+
 def current() -> Values:
     """The settings of this process."""
+    if _held.values is not None:
+        return _held.values
     values = {}
     for name, (read, _) in SETTINGS.items():
         with contextlib.suppress(RuntimeError):  # torch refuses to tell an older setting where a newer one was set.

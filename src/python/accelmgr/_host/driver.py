@@ -17,6 +17,7 @@ from accelmgr._common.inner import Order
 from accelmgr._common.objective import model_of
 from accelmgr._host import optimizers
 from accelmgr._host.binding import Binding
+from accelmgr._host.pending import PendingSteps
 from accelmgr.errors import UsageError
 
 
@@ -31,6 +32,7 @@ class Driver:
 
     _handle: _native.Handle
     _update: optimizers.Update | None = None  # Of a service.
+    _pending: PendingSteps | None = None  # The last ones.
     _keeps_zeros = False  # Whether `.grad` is zero, and not None, where no step has given a gradient.
 
     def __init__(self, model: torch.nn.Module | None) -> None:
@@ -55,12 +57,24 @@ class Driver:
         if os.getpid() != self._owner:
             raise UsageError(f"{call}() in a forked child; the manager belongs to process {self._owner}")
 
+    def _check_idle(self, call: str) -> None:
+        """Raises UsageError while the thread of begin_steps() makes steps, except in that thread."""
+        if self._pending is not None and self._pending.is_elsewhere():
+            self._check_owner(call)
+            raise UsageError(
+                f"{call}() was called while steps of begin_steps() are under way: call result() or cancel() of what "
+                "that has returned before"
+            )
+
     def _check(self) -> None:
         """Before a step: takes over what this process has done to parameters and gradients."""
         self._bound.check()
 
     def _follow(self) -> None:
         """Before a step: makes the runners know what this process has changed since the last one."""
+
+    def _check_thread(self) -> None:
+        """Raises UsageError if no other thread than the calling one can step."""
 
     def _begin_kind(self, optimizer: torch.optim.Optimizer | None) -> None:
         """Steps of another kind follow: inner ones of `optimizer`, or those whose gradients this process applies."""
@@ -136,6 +150,7 @@ class Driver:
             raise UsageError("step(): clip_grad_norm is for inner steps, with an optimizer")
         if optimizer is not None and (repeat or not parameters_changed):
             raise UsageError("step(): repeat and parameters_changed are not for inner steps")
+        self._check_idle("step")
         optimizers.check_evaluation(repeat)
         if self._update is not None:
             optimizers.mark_hivemind()
@@ -228,11 +243,55 @@ class Driver:
             yield result
         self.sync()
 
+    def begin_steps(
+        self,
+        n: int,
+        *,
+        optimizer: torch.optim.Optimizer,
+        clip_grad_norm: float | None = None,
+        sync_every: int | None = None,
+        timeout: float | None = None,
+    ) -> PendingSteps:
+        """Begins `n` inner steps, which a thread makes as steps() would, with the last sync(), and returns.
+
+        Returns at once, but where runners do not have the optimizer as it is, as before the first inner step: then it
+        blocks until they are forked. timeout: of each step, in seconds (default: step_timeout).
+
+        Until the steps are over, calls that step, write or change the session raise UsageError, in all threads. stop()
+        and the end of a `with` block cancel them. Parameters and the optimizer's state change at each sync, so read
+        and write them when the steps are over. A step takes what param_groups say when it begins: which step sees a
+        change that is made meanwhile is not specified. Settings of torch, and context variables, are those of this
+        call. A dataset that this process reads (a generator) draws from the same random generators as the process does
+        meanwhile.
+
+        Raises UsageError for an optimizer that runners cannot have, and for a dataset that only one thread may read.
+        """
+        self._check_idle("begin_steps")
+        if self._stopped:
+            raise UsageError("begin_steps() was called after stop()")
+        self._check_thread()
+        with self._handle.alone("begin_steps"):
+            self._begin_kind(optimizer)
+        how: dict[str, Any] = {"optimizer": optimizer, "clip_grad_norm": clip_grad_norm, "timeout": timeout}
+        pending = PendingSteps(self.steps(n, sync_every=sync_every, **how))
+        try:
+            self._pending = pending
+            pending.begin()
+            return pending
+        except BaseException:  # A signal handler may have raised, and the caller cannot cancel what it does not have.
+            pending.cancel()
+            raise
+
+    def _cancel_pending(self) -> None:
+        if self._pending is not None and self._pending.is_elsewhere():
+            self._pending.cancel()
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Zeroes the master's gradients. As in torch, `.grad` is None then until a step gives a gradient.
 
         set_to_none=False: `.grad` stays, as zeros.
         """
+        self._check_idle("zero_grad")
         self._bound.check()
         self._bound.master.zero(set_to_none)
 
@@ -265,6 +324,7 @@ class Driver:
 
     def get_aggregated_gradients(self) -> list[torch.Tensor]:
         """The master's gradients in the order of `parameters()`; views of shared memory, no copies."""
+        self._check_idle("get_aggregated_gradients")
         self._check_owner("get_aggregated_gradients")
         return self._bound.gradients()
 
@@ -274,6 +334,7 @@ class Driver:
         Needs `gradients.dtype: float32`; `.grad` is then a rounded copy of what this returns. Views of shared memory.
         What is written into `.grad` goes to the master with the next call of this object, rounded.
         """
+        self._check_idle("gradients32")
         self._check_owner("gradients32")
         return self._bound.gradients(exact=True)
 
@@ -283,6 +344,7 @@ class Driver:
         Raises ModelError for a wrong count, shape or dtype; then nothing was changed. A background thread may call it
         between steps: see writing().
         """
+        self._check_idle("update_model_parameters")
         self._bound.update([value.detach() for value in parameters])
 
     def update_buffers(self) -> None:
@@ -292,6 +354,7 @@ class Driver:
         64 KiB that torch does not record in the tensor (`.data`, numpy()). Raises ModelError for a buffer whose shape
         or dtype has changed.
         """
+        self._check_idle("update_buffers")
         if self._binding is not None:
             self._binding.send_changes(everything=True)
 
@@ -302,6 +365,7 @@ class Driver:
         step, as always. Raises UsageError inside another writing() and during a step. step() inside raises UsageError.
         Writes that an exception ends do not count as whole: see `unfinished`.
         """
+        self._check_idle("writing")
         return self._handle.writing()
 
     def state_dict(self) -> dict[str, torch.Tensor]:
@@ -310,11 +374,13 @@ class Driver:
         Tied tensors appear under each of their names. `model.load_state_dict(manager.state_dict())` takes it. Modules
         of `extra` and `loss` have a state_dict() of their own.
         """
+        self._check_idle("state_dict")
         self.sync()
         return self._bound.state_dict()
 
     def buffers(self) -> dict[str, torch.Tensor]:
         """Copies of the buffers of the last committed step, by name; `buffers.policy` says of which ranks."""
+        self._check_idle("buffers")
         return self._bound.buffers()
 
     def sync_buffers(self) -> None:
@@ -322,6 +388,7 @@ class Driver:
 
         step() itself does that for all buffers that the host has not changed meanwhile.
         """
+        self._check_idle("sync_buffers")
         if self._model is not None:
             self._bound.sync_buffers()
 
@@ -333,6 +400,7 @@ class Driver:
         parameters of its own, which hivemind copies into the model's. No other call checks the optimizer: one over
         other tensors changes those, and the model stays as it is.
         """
+        self._check_idle("check_optimizer")
         self._bound.check_optimizer(optimizer)
 
     # Checkpoints
@@ -351,6 +419,7 @@ class Driver:
         metric: lower is better; the checkpoint with the lowest metric is kept. optimizer, scheduler: their state_dict()
         is saved; restore() loads it. extra: JSON values. tensors: further tensors, by names that the caller chooses.
         """
+        self._check_idle("save_checkpoint")
         self.sync()
         self._bound.check()  # Gradients that were dropped since the last step must not come back.
         values, saved = _state.collected(extra or {}, tensors or {}, {"optimizer": optimizer, "scheduler": scheduler})
@@ -373,12 +442,14 @@ class Driver:
         None for a new run, and changes nothing then. Raises CheckpointError when the checkpoint has no state of the
         optimizer or scheduler that is passed.
         """
+        self._check_idle("restore")
         if self.resumed is None:
             return None
         return _state.restored(self.resumed, {"optimizer": optimizer, "scheduler": scheduler})
 
     def checkpoints_written(self, wait: float = 0.0) -> list[_native.CheckpointWritten]:
         """Checkpoints that were written, or failed, since the last call; waits at most `wait` seconds for others."""
+        self._check_idle("checkpoints_written")
         self._handle.checkpoints_written(self._untold, wait)
         told, self._untold = self._untold, []
         return told
@@ -413,6 +484,7 @@ class Driver:
         The service must have been started with `parameters.snapshot: true`. What `left_gradients` says holds for them
         then. Raises UsageError: nothing is half written, there is no snapshot, or a step or a write is under way.
         """
+        self._check_idle("revert_parameters")
         self._handle.revert_parameters()
 
     @property
