@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import multiprocessing.pool
 import logging
 import os
 import queue
@@ -42,14 +43,14 @@ def gradients(manager: accelmgr.Manager, steps: int) -> list[float]:
 class Read:
     """A dataset that reads in threads."""
 
-    def __init__(self, pool: concurrent.futures.ThreadPoolExecutor) -> None:
+    def __init__(self, pool: concurrent.futures.ThreadPoolExecutor | multiprocessing.pool.ThreadPool) -> None:
         self.pool = pool
 
     def __len__(self) -> int:
         return len(ELEMENTS)
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        return next(self.pool.map(ELEMENTS.__getitem__, [index]))
+        return next(iter(self.pool.map(ELEMENTS.__getitem__, [index])))
 
 
 def test_pools_of_threads_work_in_model_and_dataset():
@@ -62,6 +63,17 @@ def test_pools_of_threads_work_in_model_and_dataset():
         manager.refresh()
         assert gradients(manager, 1) == [11.0]
     pool.shutdown()
+
+
+def test_a_pool_of_multiprocessing_that_has_threads_works_in_model_and_dataset():
+    with multiprocessing.pool.ThreadPool(2) as pool:
+        assert pool.map(abs, [-1, -2, -3]) == [1, 2, 3]
+        model = Scaled(lambda: sum(pool.map(abs, [-1, -1])))
+        with accelmgr.Manager(model, Read(pool), nprocs=2, batch_size_per_device=1) as manager:
+            assert gradients(manager, 2) == [3.0, 7.0]
+            assert pool.apply_async(abs, (-5,)).get(60) == 5
+            manager.refresh()
+            assert gradients(manager, 1) == [11.0]
 
 
 def test_a_step_that_waits_for_a_thread_of_the_script_names_it(caplog):

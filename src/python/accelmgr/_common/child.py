@@ -44,10 +44,10 @@ def _leave_host() -> None:
 
 def begin_forked() -> None:
     """Called in each manager and runner that C++ has forked, when the interpreter knows of the fork."""
+    thread_pools.renew()
     if (util := sys.modules.get("multiprocessing.util")) is not None:  # As in a process of multiprocessing.
         util._finalizer_registry.clear()
         util._run_after_forkers()  # Proxies, for instance, must not share a connection.
-    thread_pools.renew()
     if not _is_ours:
         _leave_host()
         thread = threading.Thread(target=_take_locks)  # This one must not have computed when it forks runners.

@@ -1,5 +1,6 @@
 # Runs in: a manager or a runner that was forked.
-"""Pools of threads of the script (concurrent.futures.ThreadPoolExecutor), which a dataset or a model uses.
+"""Pools of threads of the script, which a dataset or a model uses: concurrent.futures.ThreadPoolExecutor, and
+multiprocessing.pool.ThreadPool.
 
 A fork has none of their threads, and a pool that has started all of its threads starts no other ones: what is submitted
 would wait for ever.
@@ -7,6 +8,7 @@ would wait for ever.
 
 from __future__ import annotations
 
+import functools
 import queue
 import sys
 import threading
@@ -15,9 +17,13 @@ from typing import Any
 
 def renew() -> None:
     """Call it in a fork: the pools begin anew, with the first work. Work that they had is the host's."""
-    module: Any = sys.modules.get("concurrent.futures.thread")
-    if module is None:
-        return
+    if (futures := sys.modules.get("concurrent.futures.thread")) is not None:
+        _renew_executors(futures)
+    if (pools := sys.modules.get("multiprocessing.pool")) is not None:
+        _renew_thread_pools(pools)
+
+
+def _renew_executors(module: Any) -> None:
     for thread in list(module._threads_queues):
         reference, *_ = getattr(thread, "_args", None) or (lambda: None,)
         if (pool := reference()) is None:
@@ -27,3 +33,16 @@ def renew() -> None:
         pool._idle_semaphore = threading.Semaphore(0)
         pool._shutdown_lock = threading.Lock()
     module._threads_queues.clear()
+
+
+def _renew_thread_pools(module: Any) -> None:
+    for finalizer in module.util._finalizer_registry.values():  # Each pool that was not closed has one.
+        reference = getattr(finalizer, "_weakref", None)
+        if reference is not None and isinstance(pool := reference(), module.ThreadPool):
+            pool._check_running = functools.partial(_begin, pool, type(pool).__init__)
+
+
+def _begin(pool: Any, begin: Any) -> None:
+    """Before the first work. Threads that began earlier would be lost in forks of this process."""
+    del pool._check_running
+    begin(pool, pool._processes, pool._initializer, pool._initargs)
