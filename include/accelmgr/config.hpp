@@ -80,7 +80,6 @@ struct RunnersConfig {
   bool oversubscribe = false;  ///< Several runners may share a GPU.
   NcclUse nccl = NcclUse::off;
   CudaGraph cuda_graph = CudaGraph::off;
-  bool overlap_parameters = false;  ///< With a GPU: layers compute while parameters of the next come.
   Share share = Share::even;
   int threads = 0;  ///< Intra-op threads of each runner; 0: cores / nprocs, at least 1.
   Autocast autocast = Autocast::off;

@@ -98,10 +98,6 @@ class CudaTransport {
   void load_parameters() {
     unlocked([&] { parameters_.load(); });
   }
-  void split_parameters(std::vector<std::vector<std::size_t>> parts) { parameters_.split(std::move(parts)); }
-  void await_parameters(std::size_t part, const DeviceStream& stream) {
-    parameters_.await(part, stream.handle);
-  }
   replica::TeamMember& team_member(const std::string& library) {
     const auto nccl =
         library.empty() ? device::load_nccl(device::nccl_candidates({})) : device::load_nccl_at(library);
@@ -206,12 +202,7 @@ void bind_device(nb::module_& module) {
            "had not been left. False: this attempt is over before.")
       .def("begin_work", &CudaTransport::begin_work, "Work of the attempt is queued from now on.")
       .def("load_parameters", &CudaTransport::load_parameters,
-           "Queues the copies of all parameters; what is computed from now on begins after those of part 0.")
-      .def("split_parameters", &CudaTransport::split_parameters, "parts"_a,
-           "Parameters are copied in this order from now on.")
-      .def("await_parameters", &CudaTransport::await_parameters, "part"_a, "stream"_a,
-           "What is computed on `stream` from now on begins after the copies of that part, and of those "
-           "before it.")
+           "Queues the copies of all parameters; what is computed from now on begins after them.")
       .def("team_member", &CudaTransport::team_member, "library"_a, nb::rv_policy::reference_internal,
            "library: NCCL; empty for the one that torch uses. Raises UsageError without it.")
       .def(

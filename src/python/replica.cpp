@@ -252,8 +252,8 @@ std::unique_ptr<replica::Replica> make(const Config& config, replica::Role role)
         "shares_cores"_a = config.runners.threads == 0, "deterministic"_a = config.deterministic,
         "autocast"_a = autocast_names.at(static_cast<std::size_t>(config.runners.autocast)),
         "records"_a = config.runners.cuda_graph == CudaGraph::automatic,
-        "overlaps"_a = config.runners.overlap_parameters, "micro_batches"_a = config.grad_accumulation_steps,
-        "oversubscribe"_a = config.runners.oversubscribe, "step_timeout"_a = config.step_timeout);
+        "micro_batches"_a = config.grad_accumulation_steps, "oversubscribe"_a = config.runners.oversubscribe,
+        "step_timeout"_a = config.step_timeout);
     return std::make_unique<PythonReplica>(std::move(made), config.loss_scaling.field);
   });
 }

@@ -18,9 +18,6 @@ FIRST = (
     "test_cuda_numbers.py::test_runners_train_as_one_process_on_the_cpu_does[three_of_three_micro_batches]",
     # Gradients that are sparse, transposed, or of several backward passes.
     "test_cuda_numbers.py::test_gradients_of_any_form_and_batches_of_any_structure[3]",
-    # Layers that compute while parameters of the next ones come, with ties; and the same recorded.
-    "test_cuda_layers.py::test_a_model_of_layers_trains_as_on_the_cpu[ties-False-2]",
-    "test_cuda_layers.py::test_with_others_that_wait_for_parameters[graphs]",
     # The three graphs of a step: first, last and further micro-batches.
     "test_cuda_graphs.py::test_micro_batches_are_recorded_once_and_computed_as_before[and_between]",
     "test_cuda_graphs.py::test_buffers_and_what_the_host_does_to_them",

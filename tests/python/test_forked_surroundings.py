@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import concurrent.futures
-import multiprocessing.pool
 import logging
+import multiprocessing.pool
 import os
 import queue
 import re

@@ -1,6 +1,7 @@
 """accelmgr.Manager with one runner on a GPU in its turn of `tools/bench/gpu`. Prints the contract's lines.
 
-usage: gpu_manager.py [--device cuda|cpu] [--model small|tiny] [--graphs | --overlap] [--optimizer] [--quick]
+usage: gpu_manager.py [--device cuda|cpu] [--model small|tiny] [--graphs | --bf16-slab]
+                      [--optimizer | --inner [--sync-every N]] [--quick]
 """
 
 from __future__ import annotations
@@ -27,9 +28,11 @@ def main() -> None:
     parser.add_argument("--model", default="small", choices=list(gpt2.SHAPES))
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--graphs", action="store_true", help="micro-batches are CUDA graphs")
-    how.add_argument("--overlap", action="store_true", help="layers compute while parameters of the next come")
     how.add_argument("--bf16-slab", action="store_true", help="the device rounds gradients to bfloat16")
-    parser.add_argument("--optimizer", action="store_true", help="AdamW on the host, in each cycle")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--optimizer", action="store_true", help="AdamW on the host, in each cycle")
+    where.add_argument("--inner", action="store_true", help="AdamW on the device, in each cycle")
+    parser.add_argument("--sync-every", type=int, default=0, metavar="N", help="inner steps; 0: no sync")
     parser.add_argument("--quick", action="store_true", help="fewer cycles")
     arguments = parser.parse_args()
     batch_size = gpt2.SHAPES[arguments.model].batch_size
@@ -44,19 +47,21 @@ def main() -> None:
         device=arguments.device,
         runners__autocast="bf16",
         runners__cuda_graph="auto" if arguments.graphs else "off",
-        runners__overlap_parameters=arguments.overlap,
         gradients__slab_dtype="bf16" if arguments.bf16_slab else "parameters",
         deterministic=False,  # As in the peers.
         step_timeout=300,
     ) as manager:
-        optimizer = torch.optim.AdamW(model.parameters(), fused=True) if arguments.optimizer else None
+        has_optimizer = arguments.optimizer or arguments.inner
+        optimizer = torch.optim.AdamW(model.parameters(), fused=True) if has_optimizer else None
         phases: dict[str, list[float]] = {"compute": [], "reduce": [], "wait": [], "optimizer": []}
 
         def cycle() -> None:
-            result = manager.step(accumulate=False)
+            result = manager.step(optimizer=optimizer) if arguments.inner else manager.step(accumulate=False)
             result.raise_for_status()
             begin = time.perf_counter_ns()
-            if optimizer is not None:
+            if arguments.inner and arguments.sync_every and (len(losses) + 1) % arguments.sync_every == 0:
+                manager.sync()
+            elif arguments.optimizer:
                 optimizer.step()
             phases["optimizer"].append((time.perf_counter_ns() - begin) / 1e6)
             for phase in ("compute", "reduce", "wait"):
@@ -65,10 +70,14 @@ def main() -> None:
 
         step_ms = common.time_cycles(cycle, WARMUP_CYCLES, cycles(arguments.quick))
         start_ms = manager.statistics().runners[0].start_ms
-    ways = {"graphs": arguments.graphs, "overlap": arguments.overlap, "bf16_slab": arguments.bf16_slab}
+    ways = {
+        "graphs": arguments.graphs,
+        "bf16_slab": arguments.bf16_slab,
+        "optimizer": arguments.optimizer,
+        "inner": arguments.inner,
+        f"sync_{arguments.sync_every}": arguments.sync_every > 0,
+    }
     name = "_".join(["ours", *(way for way, is_on in ways.items() if is_on)])
-    if arguments.optimizer:
-        name += "_optimizer"
     common.emit(name, arguments.model, "step", step_ms, "ms")
     common.emit(name, arguments.model, "start", start_ms, "ms")
     for phase, times in phases.items():

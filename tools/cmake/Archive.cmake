@@ -94,7 +94,6 @@ file(GLOB _python_tests ${PROJECT_SOURCE_DIR}/tests/python/*.py)
 list(FILTER _python_tests EXCLUDE REGEX "/test_")
 install(FILES ${_python_tests} ${PROJECT_SOURCE_DIR}/tests/python/test_cuda_numbers.py
               ${PROJECT_SOURCE_DIR}/tests/python/test_cuda_models.py ${PROJECT_SOURCE_DIR}/tests/python/test_cuda_graphs.py
-              ${PROJECT_SOURCE_DIR}/tests/python/test_cuda_layers.py
         DESTINATION tests/python ${_archive})
 configure_file(${PROJECT_SOURCE_DIR}/tools/archive/accelmgr ${PROJECT_BINARY_DIR}/archive/accelmgr @ONLY)
 configure_file(${PROJECT_SOURCE_DIR}/tools/archive/README ${PROJECT_BINARY_DIR}/archive/README @ONLY)

@@ -111,10 +111,6 @@ std::vector<Option> run_options() {
           KEY(runners.cuda_graph), {"off", "auto"},
           "auto: on a GPU, a micro-batch of a model of Python is recorded as a CUDA graph, where that is "
           "possible, and queued by one call from then on. What forward() does in Python is done once then."),
-      plain<Boolean>(
-          KEY(runners.overlap_parameters),
-          "On a GPU, a layer of a model of Python computes while the parameters of the next one are "
-          "on their way. For models that use a layer by calling it alone."),
       choice(KEY(runners.share), {"even", "measured"},
              "How the micro-batches of a step are divided over the runners: to each the same number, or more "
              "to those that are measured to be faster."),

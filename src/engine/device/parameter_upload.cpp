@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <numeric>
 
 #include "base/log.hpp"
 
@@ -46,9 +45,7 @@ ParameterUpload::ParameterUpload(Device& device, const session::Manifest& manife
   sink.built();
   register_master();
   copies_ = device.make_stream();
-  parts_.emplace_back(places.size());
-  std::iota(parts_[0].begin(), parts_[0].end(), std::size_t{0});
-  plan_events();
+  loaded_ = device.make_event();
 }
 
 ParameterUpload::~ParameterUpload() { device_.settle(copies_.get()); }
@@ -75,35 +72,9 @@ void ParameterUpload::join(DeviceCollectives& collectives) {
     most = std::max(most, plan.shard_bytes(bucket, collectives.size()));
   const auto bytes = most * static_cast<std::uint64_t>(collectives.size());
   team_.emplace(Team{collectives, std::move(plan), device_.allocate(bytes)});
-  plan_events();
 }
 
-void ParameterUpload::leave() {
-  team_.reset();
-  plan_events();
-}
-
-void ParameterUpload::split(std::vector<std::vector<std::size_t>> parts) {
-  parts_ = std::move(parts);
-  plan_events();
-}
-
-/// The buckets of a team have the order of the flat master on all ranks, whatever parts each of them has.
-void ParameterUpload::plan_events() {
-  const auto count = team_ ? team_->plan.buckets().size() : parts_.size();
-  while (loaded_.size() < count) loaded_.push_back(device_.make_event());
-  needed_events_.resize(parts_.size());
-  std::iota(needed_events_.begin(), needed_events_.end(), std::size_t{0});
-  if (!team_) return;
-  std::vector<std::size_t> bucket_of(all_.size());
-  for (std::size_t b = 0; b < count; ++b)
-    for (const auto i : team_->plan.tensors(b)) bucket_of[i] = b;
-  std::size_t last = 0;
-  for (std::size_t p = 0; p < parts_.size(); ++p) {
-    for (const auto i : parts_[p]) last = std::max(last, bucket_of[i]);
-    needed_events_[p] = last;
-  }
-}
+void ParameterUpload::leave() { team_.reset(); }
 
 /// Returns false if the communicator was aborted, because nobody wants the parameters.
 bool ParameterUpload::load_shards() {
@@ -111,7 +82,6 @@ bool ParameterUpload::load_shards() {
     if (std::ranges::any_of(team_->plan.tensors(b), [&](std::size_t i) { return sink_.is_stale(i); }) &&
         !load_shard(b))
       return false;
-    device_.record(loaded_[b], copies_.get());  // A wait for a bucket includes those before it.
   }
   return true;
 }
@@ -142,18 +112,12 @@ void ParameterUpload::load() {
   if (team_) {
     if (!load_shards()) return;
   } else {
-    for (std::size_t p = 0; p < parts_.size(); ++p) {
-      for (const auto i : parts_[p])
-        if (const auto& copy = all_[i]; copy.to != nullptr && sink_.is_stale(i))
-          device_.copy(copy.to, copy.from, copy.bytes, Direction::to_device, copies_.get());
-      device_.record(loaded_[p], copies_.get());
-    }
+    for (std::size_t i = 0; i < all_.size(); ++i)
+      if (const auto& copy = all_[i]; copy.to != nullptr && sink_.is_stale(i))
+        device_.copy(copy.to, copy.from, copy.bytes, Direction::to_device, copies_.get());
   }
-  await(0, compute_);
-}
-
-void ParameterUpload::await(std::size_t part, StreamHandle stream) {
-  device_.wait(stream, loaded_[needed_events_.at(part)]);
+  device_.record(loaded_, copies_.get());
+  device_.wait(compute_, loaded_);
 }
 
 }  // namespace accelmgr::device

@@ -1,8 +1,8 @@
 // Copies the master's parameters to a device, once per version; frozen ones again only when they were
 // written. In a team each rank copies its shards only, and the devices give them to each other.
 //
-//   copy stream      copies part 0 | loaded[0], copies part 1 | loaded[1] ..
-//   compute stream   waits for loaded[0], computes, waits for loaded[1], computes ..
+//   copy stream      copies | loaded
+//   compute stream   waits for loaded, computes
 #pragma once
 
 #include <cstddef>
@@ -37,10 +37,6 @@ class ParameterUpload {
   ParameterUpload(const ParameterUpload&) = delete;
   ParameterUpload& operator=(const ParameterUpload&) = delete;
 
-  /// From now on, load() copies the parameters part by part: `parts` has the indices of each. Every parameter
-  /// is in one part; in the beginning there is one with all.
-  void split(std::vector<std::vector<std::size_t>> parts);
-
   /// From now on, load() shares the work with the other ranks of `collectives`, which outlive this or the
   /// next call of join() or leave(). All of them join, and all of them call load() in the same attempts.
   void join(DeviceCollectives& collectives);
@@ -48,14 +44,10 @@ class ParameterUpload {
   void leave();
 
   /// Queues the copies of what the sink says is stale. Work that is queued on the compute stream from now on
-  /// begins after those of part 0; what is queued already must not need the parameters any more. Returns at
+  /// begins after them; what is queued already must not need the parameters any more. Returns at
   /// once. In a team it may wait for the others; the communicator is aborted if nobody wants that any more,
   /// and the parameters on the device are undefined until the next load().
   void load();
-
-  /// Work that is queued on `stream` from now on begins after the last load() of that part, and of those
-  /// before it.
-  void await(std::size_t part, StreamHandle stream);
 
  private:
   struct Copy {
@@ -72,7 +64,6 @@ class ParameterUpload {
   };
 
   void register_master();
-  void plan_events();
   bool load_shards();
   bool load_shard(std::size_t bucket);
 
@@ -80,12 +71,10 @@ class ParameterUpload {
   const session::Manifest& manifest_;
   replica::Sink& sink_;
   StreamHandle compute_;
-  std::vector<Copy> all_;                        ///< Of each parameter.
-  std::vector<std::vector<std::size_t>> parts_;  ///< In the order of their copies.
+  std::vector<Copy> all_;  ///< Of each parameter.
   std::vector<Registration> registrations_;
   Stream copies_;
-  std::vector<Event> loaded_;               ///< Of each part; in a team, of each bucket.
-  std::vector<std::size_t> needed_events_;  ///< The last event that each part waits for.
+  Event loaded_;
   std::optional<Team> team_;
 };
 

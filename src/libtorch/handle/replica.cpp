@@ -46,12 +46,11 @@ std::unique_ptr<replica::Replica> make(const Config& config, replica::Role role)
                                   config::name_of(config.runners.device), config.model.kind),
                       "runners.device");
   const bool on_cuda = role.computes() && config.runners.device == Device::cuda;
-  for (const auto& [key, on] : {std::pair{"cuda_graph", config.runners.cuda_graph != CudaGraph::off},
-                                std::pair{"overlap_parameters", config.runners.overlap_parameters}})
-    if (on_cuda && on)
-      base::log().warn(
-          "runners.{} is for models of Python; model.kind '{}', which libtorch computes in C++, does without",
-          key, config.model.kind);
+  if (on_cuda && config.runners.cuda_graph != CudaGraph::off)
+    base::log().warn(
+        "runners.cuda_graph is for models of Python; model.kind '{}', which libtorch computes in C++, does "
+        "without",
+        config.model.kind);
   if (!role.computes()) {
     tensor::seed_generator(config.seed_base);
   } else {

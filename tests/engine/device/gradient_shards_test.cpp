@@ -118,23 +118,10 @@ struct TeamRank {
     upload->join(collectives);
     return true;
   }
-  /// Each parameter goes to one of three parts.
-  void split(std::uint64_t seed) {
-    std::mt19937_64 random(seed);
-    std::vector<std::vector<std::size_t>> parts(3);
-    for (std::size_t i = 0; i < manifest.tensors.size(); ++i) {
-      part_of.push_back(random() % parts.size());
-      parts[part_of.back()].push_back(i);
-    }
-    upload->split(std::move(parts));
-  }
   /// The gradient of parameter i is its value and what the rank adds to it, once for each micro-batch.
   void micro_batch(bool first, const std::vector<std::size_t>& used, bool recorded = false) {
-    for (const auto i : used)
-      if (recorded && !part_of.empty()) upload->await(part_of[i], compute.get());
     if (recorded) fakes.cuda.begin_graph(compute.get());
     for (const auto i : used) {
-      if (!recorded && !part_of.empty()) upload->await(part_of[i], compute.get());
       fakes.cuda.launch(compute.get(), [this, i, first] {
         const auto value = elements(parameters[i].get(), i).numbers();
         elements(gradients[i].get(), i).change([&](double before, std::uint64_t e) {
@@ -178,7 +165,6 @@ struct TeamRank {
   std::vector<device::Event> complete;  ///< Of each gradient in a graph.
   device::DeviceCollectives collectives;
   std::optional<device::ParameterUpload> upload;
-  std::vector<std::size_t> part_of;  ///< The upload's, of each parameter; empty: all are in one.
   std::optional<device::GradientCopies> copies;
 };
 
@@ -231,7 +217,6 @@ TEST_P(Shards, HoldTheSumOverTheTeamWhateverOrderEachRankHas) {
       threads.emplace_back([&, number] {
         TeamRank rank(team, number, manifest, has_slab);
         EXPECT_TRUE(rank.join());
-        if (seed % 2 == 0) rank.split(seed + std::uint64_t(number));
         for (std::size_t a = 0; a < attempts; ++a) {
           const RandomAttempt plan(seed, a, number, manifest);
           for (std::size_t i = 0; i < manifest.tensors.size(); ++i) {

@@ -38,33 +38,6 @@ TEST_F(MergedPages, StayApartWhereAPageLiesBetween) {
   EXPECT_EQ(merged({{0, 150}, {160, 160}}), (Ranges{{0, 150}})) << "nothing is registered for nothing";
 }
 
-/// Whether parameter 2, which is in the second part, is as the host has written it when a kernel reads it.
-bool second_part_is_right(std::uint64_t seed, bool awaits) {
-  Rig rig({.seed = seed});
-  rig.upload->split({{3, 0}, {1, 2}});
-  bool right = true;
-  for (const float value : {1.0F, 7.0F}) {
-    rig.begin(value);
-    rig.micro_batch(0, true, false, {0, 3});
-    if (awaits) rig.upload->await(1, rig.compute.get());
-    rig.micro_batch(0, true, true, {2});
-    EXPECT_TRUE(rig.copies->finish());
-    EXPECT_EQ(rig.sink.seen[0], rig.expected(0, value));
-    EXPECT_EQ(rig.sink.seen[3], rig.expected(3, value));
-    right = right && rig.sink.seen[2] == rig.expected(2, value);
-  }
-  return right;
-}
-
-TEST(ParameterUpload, OfASecondPartIsAwaitedWhereItIsNeeded) {
-  bool some_are_wrong = false;
-  for (std::uint64_t seed = 0; seed < 40; ++seed) {
-    EXPECT_TRUE(second_part_is_right(seed, true)) << seed;
-    some_are_wrong = some_are_wrong || !second_part_is_right(seed, false);
-  }
-  EXPECT_TRUE(some_are_wrong) << "what is first is used while the second part is on the way";
-}
-
 TEST(ParameterUpload, ReturnsBeforeItIsDone) {
   Rig rig({.execution = FakeCuda::Execution::stepped});
   rig.begin(3);

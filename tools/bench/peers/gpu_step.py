@@ -1,10 +1,11 @@
 """A step on a GPU whose parameters come from the host's memory and whose gradients go there, without accelmgr.
 
-usage: gpu_step.py --mode compute|plain_copies|ddp|ddp_fused [--device cuda|cpu] [--model small|tiny] [--quick]
+usage: gpu_step.py --mode compute|fused|plain_copies|ddp|ddp_fused [--device cuda|cpu] [--model small|tiny] [--quick]
 
 compute: forward and backward alone: parameters and gradients stay on the device.
 plain_copies: all parameters are copied to the device before forward, all gradients to the host after backward.
 ddp: the same, with DistributedDataParallel around the model, whose world is this process.
+fused: compute, and AdamW as one kernel on the device: plain PyTorch on one GPU.
 ddp_fused: what a script without a host does: DistributedDataParallel, and AdamW as one kernel on the device. No copies.
 """
 
@@ -56,7 +57,7 @@ def wrapped(model, device):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--mode", required=True, choices=["compute", "plain_copies", "ddp", "ddp_fused"])
+    parser.add_argument("--mode", required=True, choices=["compute", "fused", "plain_copies", "ddp", "ddp_fused"])
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--model", default="small", choices=list(gpt2.SHAPES))
     parser.add_argument("--quick", action="store_true", help="fewer cycles")
@@ -65,7 +66,7 @@ def main():
     model = gpt2.make_model(arguments.model).to(device)
     host = Host(model, device) if arguments.mode in ("plain_copies", "ddp") else None
     network = wrapped(model, device) if arguments.mode.startswith("ddp") else model
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True) if arguments.mode == "ddp_fused" else None
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True) if arguments.mode.endswith("fused") else None
     batches, losses = gpt2.batches(arguments.model), []
 
     def cycle():

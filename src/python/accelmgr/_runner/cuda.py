@@ -143,9 +143,6 @@ class Cuda:
         with torch.cuda.stream(self._compute):
             yield
 
-    def catch_up(self) -> None:
-        """What torch queues from now on comes after all that is on the compute stream, as it does in any case."""
-
     def empty(self, shape: Sequence[int], dtype: torch.dtype, strides: Sequence[int] | None = None) -> torch.Tensor:
         """Memory for a parameter or a buffer, which any stream may write at once. strides: None for a row-major one."""
         if strides is None:

@@ -116,7 +116,6 @@ def make_replica(
     deterministic: bool,
     autocast: str,
     records: bool,
-    overlaps: bool,
     micro_batches: int,
     oversubscribe: bool,
     step_timeout: float,
@@ -163,7 +162,6 @@ def make_replica(
             cuda,
             autocast=autocast,
             records=records,
-            overlaps=overlaps,
             patience_s=step_timeout,
             changes=changes,
         )

@@ -4,8 +4,7 @@
 What torch queues there runs later, on one stream; copies run on streams beside it. Nothing is read before the last
 backward pass is queued, and nothing waits but for memory that is to be used again:
 
-- Parameters go up once per version, behind the first batch, and those of a layer while the one before computes if that
-  is wanted. A batch goes up while the one before computes.
+- Parameters go up once per version, behind the first batch. A batch goes up while the one before computes.
 - Gradients are summed in `.grad`, on the device. In the last micro-batch of a step each is reported as soon as it is
   complete, and the transport copies them in buckets while backward goes on.
 - Losses, scalars and buffers come back behind the last kernel, in one go.
@@ -28,7 +27,6 @@ from accelmgr._runner.cuda import Cuda, failure_of
 from accelmgr._runner.cuda_gradient_hooks import CudaGradientHooks
 from accelmgr._runner.device import KEY, DeviceReplica
 from accelmgr._runner.graphs import Graphs
-from accelmgr._runner.layers import Layers
 from accelmgr._runner.outputs import Numbers
 from accelmgr._runner.replica import (
     Abandoned,
@@ -75,19 +73,15 @@ class CudaReplica(DeviceReplica):
         *,
         autocast: str,
         records: bool,
-        overlaps: bool,
         patience_s: float,
         changes: Changes | None,
     ) -> None:
-        """records: CUDA graphs. overlaps: layers compute while parameters of the next come. patience_s: a wait for the
-        device that takes longer means that it hangs."""
+        """records: CUDA graphs. patience_s: a wait for the device that takes longer means that it hangs."""
         super().__init__(model, collate_fn, cuda.device, autocast, changes)
         self._cuda = cuda
         self._patience_s = patience_s
         self._records = records
         self._graphs: Graphs | None = None
-        self._overlaps = overlaps
-        self._layers: Layers | None = None
         self._is_stale = False  # Parameters are to be loaded.
         self._device_buffers = self._buffers.originals
         self._described = False
@@ -113,9 +107,6 @@ class CudaReplica(DeviceReplica):
                 raise ConfigError(f"{KEY} is cuda, but {error}", KEY) from error
             self._hooks = CudaGradientHooks(self._parameters, sink, self._transport, self._cuda)
             self._gradients = self._hooks
-            if self._overlaps:
-                owners = [owner for owner, _ in sink.shared]
-                self._layers = Layers(self._model, self._parameters, owners, self._cuda, self._transport)
             if self._records:
                 self._graphs = Graphs(self._model, self._cuda, self._parameters, self._hooks, sink.warn)
 
@@ -160,8 +151,6 @@ class CudaReplica(DeviceReplica):
         if self._is_stale:
             self._transport.load_parameters()
             self._is_stale = False
-            if self._layers is not None:
-                self._layers.loaded()
 
     def team_member(self) -> _native.TeamMember | str:
         try:
@@ -183,8 +172,6 @@ class CudaReplica(DeviceReplica):
                 if self._graphs is None:
                     numbers = self._compute(inputs, divisor)
                 else:
-                    if self._layers is not None:
-                        self._layers.finish()  # A graph waits for no layer.
                     own = torch.full((), divisor, dtype=torch.float64, device=self._device)
                     last = self._hooks.of_last_micro_batch()
                     numbers = self._graphs.run(inputs, own, last, self._compute)
@@ -193,8 +180,7 @@ class CudaReplica(DeviceReplica):
     def _compute(self, inputs: Any, divisor: float | torch.Tensor) -> Numbers:
         """Forward and backward pass."""
         self._hooks.begin_forward()
-        with contextlib.nullcontext() if self._layers is None else self._layers.in_use():
-            loss, scalars = self._loss(inputs, divisor)
+        loss, scalars = self._loss(inputs, divisor)
         del inputs
         self._hooks.begin_backward()
         loss.backward()  # type: ignore[no-untyped-call]
