@@ -53,6 +53,7 @@ class Case:
     loss_scaling: str
     elements: int
     """Fewer than a whole number of batches: the last step of each epoch is short."""
+    autocast: str
     clip: float | None
     sync_every: int
 
@@ -68,6 +69,7 @@ CASES = st.builds(
     micro_batches=st.integers(1, 3),
     loss_scaling=st.sampled_from(["runners", "samples", "sum_over(count)"]),
     elements=st.integers(40, 90),
+    autocast=st.sampled_from(["off", "off", "bf16", "fp16"]),
     clip=st.sampled_from([None, 0.1]),
     sync_every=st.integers(1, STEPS),
 ).filter(lambda case: (case.optimizer, case.groups) != ("adagrad", 3))  # Its state is made in its __init__() alone.
@@ -125,6 +127,7 @@ def trained(case: Case, inner: bool) -> tuple[nn.Module, torch.optim.Optimizer]:
         loss_scaling=case.loss_scaling,
         start_method="fork",
         runners__threads=1,
+        runners__autocast=case.autocast if case.dtype is torch.float32 else "off",
         data__epochs=20,
     )
     with manager:
