@@ -199,7 +199,7 @@ class Handle {
   /// Appends the result to `made` before it throws what a signal handler raised: the step may have counted
   /// before that, and what this returned would be lost if the interpreter called the handler afterwards.
   void step(nb::typed<nb::list, StepResult> made, std::optional<double> timeout_s, bool accumulate,
-            bool parameters_changed, bool repeat, bool inner) {
+            bool parameters_changed, bool repeat, std::optional<std::uint32_t> inner) {
     auto& handle = started();
     Interruption interruption(work_.ptr());
     StepResult result;
@@ -211,6 +211,7 @@ class Handle {
                             .parameters_changed = parameters_changed,
                             .interrupted = interruption.hook()},
                            inner ? client::StepKind::inner : client::StepKind::outer);
+      result.repeated = inner.value_or(0);
     } catch (...) {
       interruption.rethrow();
       throw;
@@ -332,8 +333,10 @@ void bind_manager(nb::module_& module) {
           "model.kind and data.kind.")
       .def("step", &Handle::step, nb::arg("made"), nb::arg("timeout") = nb::none(),
            nb::arg("accumulate") = true, nb::arg("parameters_changed") = true, nb::arg("repeat") = false,
-           nb::arg("inner") = false,
-           "Appends the result to `made`, also if it then raises what a signal handler has raised.")
+           nb::arg("inner") = nb::none(),
+           "Appends the result to `made`, also if it then raises what a signal handler has raised. inner: of "
+           "an inner "
+           "step, how many were made again before it.")
       .def("zero_grad", [](Handle& self) { unlocked([&m = self.started()] { m.zero_grad(); }); })
       .def(
           "touched",

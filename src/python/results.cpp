@@ -206,9 +206,6 @@ void bind_results(nb::module_& module) {
   record<StepResult>(module, "StepResult",
                      "The result of one step. bool(result) is `ok`. `loss, samples = result` raises the "
                      "typed error if it is not ok.")
-      .def(
-          "note_repeated", [](StepResult& self, std::uint32_t steps) { self.repeated = steps; },
-          nb::arg("steps"), "For the driver of inner steps.")
       .def_prop_ro(
           "ok", [](const StepResult& self) { return self.status == StepStatus::ok; },
           "True if the status is `ok`.")

@@ -78,11 +78,10 @@ void ParameterUpload::leave() { team_.reset(); }
 
 /// Returns false if the communicator was aborted, because nobody wants the parameters.
 bool ParameterUpload::load_shards() {
-  for (std::size_t b = 0; b < team_->plan.buckets().size(); ++b) {
+  for (std::size_t b = 0; b < team_->plan.buckets().size(); ++b)
     if (std::ranges::any_of(team_->plan.tensors(b), [&](std::size_t i) { return sink_.is_stale(i); }) &&
         !load_shard(b))
       return false;
-  }
   return true;
 }
 

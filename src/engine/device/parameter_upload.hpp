@@ -44,9 +44,9 @@ class ParameterUpload {
   void leave();
 
   /// Queues the copies of what the sink says is stale. Work that is queued on the compute stream from now on
-  /// begins after them; what is queued already must not need the parameters any more. Returns at
-  /// once. In a team it may wait for the others; the communicator is aborted if nobody wants that any more,
-  /// and the parameters on the device are undefined until the next load().
+  /// begins after them; what is queued already must not need the parameters any more. Returns at once. In a
+  /// team it may wait for the others; the communicator is aborted if nobody wants that any more, and the
+  /// parameters on the device are undefined until the next load().
   void load();
 
  private:

@@ -598,7 +598,7 @@ class Manager(Driver):
         self.publish_order(order)
         self._bound.send_changes()
         with self._waiting():
-            self._handle.step(made, None, False, order.loads, False, True)
+            self._handle.step(made, None, False, order.loads, False, 0)
         self._bound.show(made[-1].counted, True)
         made[-1].raise_for_status()
 

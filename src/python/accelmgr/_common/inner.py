@@ -44,6 +44,8 @@ class Order:
     clip_grad_norm: float | None
     loads: bool
     """The host had the parameters of the runners, and may have written to them since."""
+    repeated: int = 0
+    """StepResult.repeated."""
 
 
 @dataclasses.dataclass

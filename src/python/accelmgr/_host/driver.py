@@ -205,7 +205,9 @@ class Driver:
                 accumulate = False  # Zero plus -0.0 would be 0.0.
             self._unshown = made, not accumulate or self._handle.overwrites_next
             with self._waiting():
-                self._handle.step(made, timeout, accumulate, parameters_changed, repeat, inner is not None)
+                self._handle.step(
+                    made, timeout, accumulate, parameters_changed, repeat, inner.repeated if inner else None
+                )
             self._show()
 
     def _show(self) -> None:

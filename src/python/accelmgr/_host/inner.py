@@ -169,6 +169,7 @@ class InnerSteps:
             )
         present = self._note_changed()
         order = self._order(present, clip_grad_norm, self._reached == self.synced_step, self._reached)
+        order.repeated = self._repeated
         self._orders[self._reached] = order, copy.deepcopy(present)
         self._manager.publish_order(order)
         return order
@@ -191,7 +192,6 @@ class InnerSteps:
     def counted(self, result: _native.StepResult) -> None:
         """The step that was ordered last was committed."""
         self._reached = max(self._reached, result.step)
-        result.note_repeated(self._repeated)
         self._repeated = 0
         self.optimizer._opt_called = True  # type: ignore[attr-defined]  # A scheduler looks whether it has stepped.
 
