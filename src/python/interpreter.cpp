@@ -77,6 +77,6 @@ void note_context() {
   Py_XDECREF(std::exchange(noted_context, context.release().ptr()));
 }
 
-nb::object host_context() { return nb::borrow(noted_context); }
+nb::object host_context() { return nb::borrow(noted_context).attr("copy")(); }
 
 }  // namespace accelmgr::python

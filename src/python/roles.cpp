@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "base/config/loader.hpp"
+#include "base/ipc/main_heap.hpp"
 #include "engine/manager/interpreter.hpp"
 #include "engine/service/service.hpp"
 #include "python/interpreter.hpp"
@@ -69,12 +70,22 @@ void fork_in_python(const std::function<void()>& fork) {
   host_context().attr("run")(nb::cpp_function(fork_here));
 }
 
+// The new thread is one of the interpreter's, too.
+void on_main_heap(const std::function<void()>& run_manager) {
+  const Unlocked unlocked;
+  ipc::on_main_heap([&run_manager] {
+    const Locked lock;
+    host_context().attr("run")(nb::cpp_function(run_manager));
+  });
+}
+
 void embed(std::vector<std::string> command) {
   register_replicas();
   register_sources();
   manager::embed({.command = std::move(command),
                   .around_fork = fork_in_python,
                   .forked = begin_process,
+                  .on_main_heap = on_main_heap,
                   .runners_expected = expect_runners,
                   .forget_values = forget_values,
                   .manager_began = begin_manager,

@@ -2,6 +2,8 @@
 
 import multiprocessing
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -50,6 +52,16 @@ def trained_in_child(model):
     return in_child(train)
 
 
+waits_before_forks: dict[int, threading.Barrier] = {}  # By process.
+
+
+def _wait_before_fork():
+    if (barrier := waits_before_forks.get(os.getpid())) is not None:
+        barrier.wait()
+
+
+os.register_at_fork(before=_wait_before_fork)
+
 OPTIONS = {"nprocs": 2, "batch_size_per_device": 1, "runners__threads": 1}
 
 
@@ -96,3 +108,14 @@ def test_what_the_script_shares_with_its_children_stays_shared():
         in_child(count)
         assert total.item() == 1.0
         assert manager.step().loss == 15000.0
+
+
+def test_two_threads_fork_at_once(monkeypatch):
+    monkeypatch.setitem(waits_before_forks, os.getpid(), threading.Barrier(2, timeout=20))
+
+    def loss(_):
+        with accelmgr.Manager(Net(), Ones(), start_method="fork", **OPTIONS) as manager:
+            return manager.step().loss
+
+    with ThreadPoolExecutor() as pool:
+        assert list(pool.map(loss, range(2))) == [3000.0, 3000.0]

@@ -44,7 +44,8 @@ std::optional<Link> fork_once(double patience_s) {
         auto socket = std::move(theirs);
         manager::interpreter().forked();
         ipc::send(socket.get(), begins);
-        manager::run(std::move(socket), {}, manager::Image::forked);
+        manager::interpreter().on_main_heap(
+            [&socket] { manager::run(std::move(socket), {}, manager::Image::forked); });
       });
     });
   });

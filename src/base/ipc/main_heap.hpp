@@ -1,0 +1,19 @@
+// The heap of malloc in which large blocks stay.
+#pragma once
+
+#include <functional>
+
+namespace accelmgr::ipc {
+
+/// Calls `body` on a thread that allocates from the main heap of malloc, and blocks until it has returned: on
+/// the calling thread if it does, else on a new one. Throws what it throws, and SystemError if there is no
+/// thread to be had.
+///
+/// Threads other than a process's first one have further heaps by default. Those cannot hold a block of 64
+/// MiB, and give smaller ones back to the kernel as they become free, whatever mallopt() was told: a thread
+/// that computes there gets zeroed pages for its gradients in each step. A thread keeps the heap of its first
+/// allocation. In a fork the heaps of threads that are gone go to the threads that begin, the main one last.
+/// With another malloc than glibc's, `body` runs on any thread.
+void on_main_heap(const std::function<void()>& body);
+
+}  // namespace accelmgr::ipc
