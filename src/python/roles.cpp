@@ -21,15 +21,13 @@ namespace accelmgr::python {
 namespace {
 
 /// Of a manager or a runner; ranks of a launch are the user's.
-void begin_process() {
-  begin_forked();
-  nb::module_::import_("accelmgr._common.child").attr("begin_forked")();
-}
+void begin_forked_python() { nb::module_::import_("accelmgr._common.child").attr("begin_forked")(); }
 
 // The thread that forks holds the interpreter's lock. The child releases it, after it has told the
 // interpreter that the other threads are gone.
 void begin_runner() {
-  begin_process();
+  begin_forked();
+  begin_forked_python();
   const char* visible =
       "CUDA_VISIBLE_DEVICES";  // os.environ is a copy, made before this runner had a device.
   if (const char* device = std::getenv(visible)) nb::module_::import_("os").attr("environ")[visible] = device;
@@ -71,11 +69,15 @@ void fork_in_python(const std::function<void()>& fork) {
 }
 
 // The new thread is one of the interpreter's, too.
-void on_main_heap(const std::function<void()>& run_manager) {
+void begin_forked_manager(const std::function<void()>& run) {
+  begin_forked();
   const Unlocked unlocked;
-  ipc::on_main_heap([&run_manager] {
+  ipc::on_main_heap([&run] {
     const Locked lock;
-    host_context().attr("run")(nb::cpp_function(run_manager));
+    host_context().attr("run")(nb::cpp_function([&run] {
+      begin_forked_python();
+      run();
+    }));
   });
 }
 
@@ -84,8 +86,7 @@ void embed(std::vector<std::string> command) {
   register_sources();
   manager::embed({.command = std::move(command),
                   .around_fork = fork_in_python,
-                  .forked = begin_process,
-                  .on_main_heap = on_main_heap,
+                  .forked = begin_forked_manager,
                   .runners_expected = expect_runners,
                   .forget_values = forget_values,
                   .manager_began = begin_manager,

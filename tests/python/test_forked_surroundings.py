@@ -132,13 +132,14 @@ class Counts(Scaled):
         return super().forward(x)
 
 
+@pytest.mark.parametrize("threads", [1, 12])
 @pytest.mark.parametrize("nprocs", [1, 2])
-def test_a_step_reuses_the_pages_of_the_step_before(nprocs):
+def test_a_step_reuses_the_pages_of_the_step_before(nprocs, threads):
     """Also where the thread that forked has one of malloc's further heaps, which give large blocks back at once."""
     model = nn.Sequential(nn.Linear(5000, 4000), nn.Linear(4000, 1))  # A gradient of 76 MiB.
     elements = torch.rand(20, 5000).unbind()
-    met = threading.Barrier(12)
-    others = [threading.Thread(target=met.wait) for _ in range(12)]  # Each has a heap.
+    met = threading.Barrier(threads)
+    others = [threading.Thread(target=met.wait) for _ in range(threads)]  # Each has a heap.
     for thread in others:
         thread.start()
     for thread in others:

@@ -42,10 +42,10 @@ std::optional<Link> fork_once(double patience_s) {
         ours.reset();
         // In the fork the stack of the thread that waits here is free: the next thread may have it.
         auto socket = std::move(theirs);
-        manager::interpreter().forked();
-        ipc::send(socket.get(), begins);
-        manager::interpreter().on_main_heap(
-            [&socket] { manager::run(std::move(socket), {}, manager::Image::forked); });
+        manager::interpreter().forked([&socket] {
+          ipc::send(socket.get(), begins);
+          manager::run(std::move(socket), {}, manager::Image::forked);
+        });
       });
     });
   });

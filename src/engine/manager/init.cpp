@@ -40,11 +40,10 @@ std::vector<std::function<void()>>& beginnings() {
   return all;
 }
 
-const ipc::RegisteredForkedRole forked_manager(manager::server_role,
-                                               [](base::UniqueFd socket, base::UniqueFd host_pidfd) {
-                                                 manager::interpreter().forked();
-                                                 manager::run(std::move(socket), std::move(host_pidfd));
-                                               });
+const ipc::RegisteredForkedRole forked_manager(manager::server_role, [](base::UniqueFd socket,
+                                                                        base::UniqueFd host_pidfd) {
+  manager::interpreter().forked([&] { manager::run(std::move(socket), std::move(host_pidfd)); });
+});
 const ipc::RegisteredRole executed_manager(manager::role_argument,
                                            [](std::span<const std::string_view> arguments) {
                                              if (!arguments.empty()) return;

@@ -17,11 +17,10 @@ struct Interpreter {
   std::vector<std::string> command;
   /// Calls its argument, which forks, in the way that the interpreter requires.
   std::function<void(const std::function<void()>&)> around_fork = [](const auto& fork) { fork(); };
-  /// Called in a manager process that was forked, before anything else.
-  std::function<void()> forked = [] {};
-  /// Calls its argument, which does not return, on a thread of the main heap, as the manager's main function:
-  /// runners are forks of that thread.
-  std::function<void(const std::function<void()>&)> on_main_heap = ipc::on_main_heap;
+  /// Called in a manager process that was forked, before anything else and before other threads begin there.
+  /// Calls its argument, which does not return, on a thread of the main heap: runners are forks of that
+  /// thread.
+  std::function<void(const std::function<void()>&)> forked = ipc::on_main_heap;
   /// Called in the process that will fork the runners of `config`, before it does: loads what all of them
   /// need. It must start no thread.
   std::function<void(const Config&)> runners_expected = [](const Config&) {};
