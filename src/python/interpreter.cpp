@@ -77,6 +77,9 @@ void note_context() {
   Py_XDECREF(std::exchange(noted_context, context.release().ptr()));
 }
 
-nb::object host_context() { return nb::borrow(noted_context).attr("copy")(); }
+nb::object host_context() {
+  if (noted_context == nullptr) note_context();
+  return nb::borrow(noted_context).attr("copy")();
+}
 
 }  // namespace accelmgr::python

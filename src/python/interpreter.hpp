@@ -50,7 +50,8 @@ void begin_forked();
 
 /// Notes the context variables of the calling thread, in which forks of this process are to run.
 void note_context();
-/// A copy of them: one context can be entered only once at a time, and two threads may fork.
+/// A copy of them: one context can be entered only once at a time, and two threads may fork. In a process
+/// that no host has forked, those of the calling thread.
 nanobind::object host_context();
 
 /// Type, message and traceback of an exception, as accelmgr._common.describe formats them. The caller holds

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import accelmgr
+from accelmgr._common.calls import Calls
 
 SEEN: list[float] = []
 """forward() adds to it, in each runner to its own."""
@@ -84,3 +85,45 @@ def test_errors_of_a_function_are_told_and_nothing_is_lost():
             manager.call(lambda model: os.kill(os.getpid(), signal.SIGKILL), rank=1)
         assert manager.step().loss == 2.5, "elements 2 and 3"
         assert manager.call(seen, rank=1) == [3], "of its replacement"
+
+
+SHARED = torch.zeros(2).share_memory_()
+"""Whether the first function goes on, and how often the second one was called."""
+
+
+class Interrupted(Exception):
+    pass
+
+
+def test_a_call_after_an_interrupted_one_gets_its_own_answer(monkeypatch):
+    host, put = os.getpid(), Calls.put
+    SHARED.zero_()
+
+    def first(_model: Metric) -> str:
+        os.kill(host, signal.SIGUSR1)
+        while not SHARED[0]:
+            os.sched_yield()
+        return "the first"
+
+    def second(_model: Metric) -> str:
+        SHARED[1] += 1
+        return "the second"
+
+    def put_and_go_on(self, function, forked):
+        put(self, function, forked)
+        SHARED[0] = float(function is second)
+
+    def interrupt(number, frame):
+        raise Interrupted
+
+    monkeypatch.setattr(Calls, "put", put_and_go_on)
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        with start(start_method="fork") as manager:
+            for count in range(1, 4):
+                with pytest.raises(Interrupted):
+                    manager.call(first)
+                assert (manager.call(second), SHARED[1].item()) == ("the second", count)
+            assert manager.step().loss == 0.5
+    finally:
+        signal.signal(signal.SIGUSR1, before)

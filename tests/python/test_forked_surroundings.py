@@ -137,7 +137,7 @@ class Counts(Scaled):
 def test_a_step_reuses_the_pages_of_the_step_before(nprocs, threads):
     """Also where the thread that forked has one of malloc's further heaps, which give large blocks back at once."""
     model = nn.Sequential(nn.Linear(5000, 4000), nn.Linear(4000, 1))  # A gradient of 76 MiB.
-    elements = torch.rand(20, 5000).unbind()
+    elements = torch.rand(30, 5000).unbind()
     met = threading.Barrier(threads)
     others = [threading.Thread(target=met.wait) for _ in range(threads)]  # Each has a heap.
     for thread in others:
@@ -156,9 +156,9 @@ def test_a_step_reuses_the_pages_of_the_step_before(nprocs, threads):
         for _ in range(3):
             manager.step().raise_for_status()
         before = faults()
-        for _ in range(4):
+        for _ in range(8):
             manager.step().raise_for_status()
-        assert faults() - before < 4000  # Each gradient has 19,532 pages.
+        assert faults() - before < 2 * 19_532  # Of a gradient. The heap may still grow once.
 
 
 def test_what_stays_in_a_runner_is_told_once(caplog, capfd):

@@ -5,9 +5,7 @@ from __future__ import annotations
 import copy
 import importlib
 import os
-import random
 import signal
-import threading
 
 import pytest
 import torch
@@ -217,32 +215,28 @@ def test_the_gradient_of_a_lone_runner_that_overflows_when_it_is_divided_is_refu
         assert "a gradient is finite, but not when it is divided by the weight of the step" in result.error
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_processes_that_are_killed_at_random_cost_no_step(seed):
-    """A process is killed between two steps, or in one of them, by a thread of the host."""
-    chance = random.Random(seed)
-    model = Net()
-    optimizer = torch.optim.AdamW(model.parameters(), 0.01)
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 40)
-    runners = seed + 1
-    with manager_of(model, runners, runners__restart_backoff=0.01) as manager:
-        for number in range(1, 31):
-            killer = threading.Timer(chance.uniform(0, 0.005), lambda: kill(chance.choice(sorted(descendants()))))
-            if number % 4 == 0:
-                killer.start()
-            result = manager.step(optimizer=optimizer)
-            while not result.counted:
-                assert result.status == "manager_lost", result.error
-                manager.recover()
-                result = manager.step(optimizer=optimizer)
-            assert result.step == number
-            scheduler.step()
-            if killer.ident is not None:
-                killer.join()
-            if number % 7 == 0:
+@pytest.mark.parametrize("call", ["refresh", "recover"])
+def test_a_learning_rate_that_changes_after_processes_were_forked_reaches_them(call):
+    rates = [0.1, 0.01, 0.001]
+
+    def trained(**asks):
+        model = Net()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+        with manager_of(model) as manager:
+            for rate in rates:
+                optimizer.param_groups[0]["lr"] = rate
+                manager.step(**({"optimizer": optimizer} if asks else {})).raise_for_status()
+                if not asks:
+                    optimizer.step()
+                    optimizer.zero_grad()
+                    continue
                 manager.sync()
-        manager.sync()
-        assert_same((model, optimizer), in_host(lambda p: torch.optim.AdamW(p, 0.01), 30, runners))
+                if call == "recover":
+                    kill(manager.statistics().manager_pid)
+                getattr(manager, call)()
+        return model, optimizer
+
+    assert_same(trained(inner=True), trained())
 
 
 def test_what_the_host_writes_after_a_sync_goes_up(tmp_path):

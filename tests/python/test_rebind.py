@@ -173,6 +173,8 @@ def test_the_size_of_the_team_and_what_was_written_here_go_on():
         assert model.layers[0].weight.grad is None
         assert manager.buffers()["norm.running_mean"].tolist() == [7.0, 7.0]
         assert losses(manager, 1)[0][1] == 12.5, "elements 10 to 15"
+        manager.rebind()
+        assert len(manager.statistics().runners) == 3
 
 
 def test_a_model_that_cannot_be_trained_leaves_the_manager_as_it_was():

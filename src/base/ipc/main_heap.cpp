@@ -6,11 +6,11 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <fstream>
 #include <memory>
 #include <string>
 #include <string_view>
 
+#include "base/ipc/proc_file.hpp"
 #include "base/ipc/process.hpp"
 
 namespace accelmgr::ipc {
@@ -18,10 +18,10 @@ namespace {
 
 /// Where the main heap begins. It ends at the break of the program. Beyond every address if there is none.
 std::uintptr_t main_heap_begin() {
-  std::ifstream mappings("/proc/self/maps");
-  for (std::string line; std::getline(mappings, line);)
-    if (line.ends_with("[heap]")) return std::stoull(line, nullptr, 16);
-  return UINTPTR_MAX;
+  const auto mappings = read_proc("/proc/self/maps").value_or("");
+  const auto name = mappings.find("[heap]\n");
+  if (name == mappings.npos) return UINTPTR_MAX;
+  return std::stoull(mappings.substr(mappings.rfind('\n', name) + 1), nullptr, 16);
 }
 
 /// At least as many as there are threads to be had that keep a heap of the process as it is now.

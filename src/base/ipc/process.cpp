@@ -151,7 +151,11 @@ void default_signals() noexcept {
   sigprocmask(SIG_SETMASK, &none, nullptr);
 }
 
-void name_process(const char* comm) noexcept { prctl(PR_SET_NAME, comm); }
+void name_process(const char* comm) noexcept {
+  prctl(PR_SET_NAME, comm);
+  const base::UniqueFd name_of_first(open("/proc/self/comm", O_WRONLY | O_CLOEXEC));
+  if (name_of_first && write(name_of_first.get(), comm, strlen(comm)) < 0) return;  // It keeps its name.
+}
 
 void survive_failed_writes() noexcept {
   signal(SIGPIPE, SIG_IGN);

@@ -47,7 +47,7 @@ void default_signals() noexcept;
 /// The children of this process, including ended ones that are not reaped.
 std::vector<pid_t> children();
 
-/// Sets the name that ps shows, 15 characters at most. Call it on the main thread.
+/// Sets the name that ps shows, 15 characters at most: that of the process, and of the calling thread.
 void name_process(const char* comm) noexcept;
 
 /// Makes writing to a pipe without a reader (SIGPIPE), or beyond RLIMIT_FSIZE (SIGXFSZ), an error that this

@@ -9,6 +9,7 @@
 
 #include "accelmgr/errors.hpp"
 #include "base/interruption.hpp"
+#include "base/ipc/socket.hpp"
 #include "base/ipc/wait_ready.hpp"
 #include "base/log.hpp"
 #include "base/timing.hpp"
@@ -62,8 +63,14 @@ void Link::kill() const noexcept {
 void Link::kill_fork_server() const noexcept { ipc::send_signal(fork_server_pidfd_.get(), SIGKILL); }
 
 void Link::send(const protocol::Request& request) const {
-  if (manager_ended()) throw SessionError("the manager process is gone; recover() starts a new one");
-  protocol::send_request(socket_.get(), request, lease_);
+  const SessionError gone("the manager process is gone; recover() starts a new one");
+  if (manager_ended()) throw gone;
+  try {
+    protocol::send_request(socket_.get(), request, lease_);
+  } catch (const SystemError& error) {
+    if (ipc::peer_is_gone(error)) throw gone;
+    throw;
+  }
 }
 
 void Link::take_in(protocol::Joined joined) {

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <optional>
+#include <string_view>
 #include <utility>
 #include <variant>
 
@@ -85,6 +86,10 @@ std::optional<int> told_status(int pipe) noexcept {
   return read(pipe, &status, sizeof status) == sizeof status ? std::optional(status) : std::nullopt;
 }
 
+std::string describe_death(std::string_view seen, std::string_view how) {
+  return fmt::format("{} (the manager process: {})", seen, how);
+}
+
 }  // namespace
 
 OwnedManager OwnedManager::execute(const Origin& origin) {
@@ -96,6 +101,15 @@ OwnedManager OwnedManager::execute(const Origin& origin) {
   auto [ours, theirs] = ipc::socket_pair();
   auto child = execute_program(origin.command, theirs);
   return {Link(std::move(ours), std::move(child)), {}};
+}
+
+std::optional<std::string> OwnedManager::end_of_dead() noexcept {
+  // The socket of a manager ends a moment before its process does, unless a child of it has a copy.
+  const auto patience = ipc::is_closed(link_.socket()) ? timing::manager_stop_s : 0;
+  const bool died = link_.wait_until_manager_ended(base::Deadline::in_seconds(patience));
+  link_.close();  // If the manager still lives, it stops: it has no host any more.
+  auto how = end();
+  return died ? std::optional(std::move(how)) : std::nullopt;
 }
 
 std::variant<protocol::Started, protocol::Failed> OwnedManager::receive_started(
@@ -141,12 +155,12 @@ void OwnedManager::bring_up(const Config& config, const std::vector<int>& sessio
     answer = receive_started(config.start_timeout, interrupted, events);
     if (auto* started = std::get_if<protocol::Started>(&answer)) return link_.take_in(std::move(*started));
   } catch (const SessionError& error) {
-    // The socket of a manager ends a moment before its process does, unless a child of it has a copy.
-    const auto patience = ipc::is_closed(link_.socket()) ? timing::manager_stop_s : 0;
-    const bool died = link_.wait_until_manager_ended(base::Deadline::in_seconds(patience));
-    link_.close();  // If the manager still lives, it stops: it has no host any more.
-    const auto how = end();
-    if (died) throw SessionError(fmt::format("{} (the manager process: {})", error.what(), how));
+    if (const auto how = end_of_dead()) throw SessionError(describe_death(error.what(), *how));
+    throw;
+  } catch (const SystemError& error) {
+    const bool closed = ipc::peer_is_gone(error);
+    if (const auto how = end_of_dead(); how && closed)
+      throw SessionError(describe_death("the manager closed its socket before it was ready", *how));
     throw;
   } catch (...) {
     link_.close();

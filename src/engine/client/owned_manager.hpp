@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
@@ -62,6 +63,8 @@ class OwnedManager {
  private:
   OwnedManager(Link link, base::UniqueFd status) : link_(std::move(link)), status_(std::move(status)) {}
   static OwnedManager execute(const Origin& origin);
+  /// For a start that has failed: lets go of the manager. How it ended, if it had died.
+  std::optional<std::string> end_of_dead() noexcept;
   void bring_up(const Config& config, const std::vector<int>& session,
                 const std::function<void()>& free_session, const std::function<bool()>& interrupted,
                 const Events& events);

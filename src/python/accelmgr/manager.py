@@ -29,7 +29,7 @@ from accelmgr._host.driver import Driver
 from accelmgr._host.following import Following
 from accelmgr._host.inner import InnerSteps, Standing, check_inner
 from accelmgr._host.weights import Files, Weights, made_empty
-from accelmgr.errors import ConfigError, DataError, Error, ForkHangs, ModelError, SessionError, UsageError
+from accelmgr.errors import ConfigError, DataError, Error, ForkHangs, ModelError, RunnerError, SessionError, UsageError
 
 logger = logging.getLogger("accelmgr")
 
@@ -398,13 +398,13 @@ class Manager(Driver):
                 self._left.leave()
             statistics = self._handle.statistics()
             team = len(statistics.runners)
-            back_to = renewal.back_to
+            back_to, unstarted = renewal.back_to, self._load(self._own_kinds)
             self._delivery.leave(statistics.elements if back_to is None else back_to.elements)
             if renewal.goes_on:
-                settings = ["checkpoint.resume="] + ([f"nprocs={team}"] if team != self._handle.nprocs else [])
+                settings = ["checkpoint.resume="] + ([f"nprocs={team}"] if team != unstarted.nprocs else [])
                 state = self._handle.continuation() if back_to is None else back_to.state
                 self._continues = _Continuation(state, settings)
-            self._handle, self._left = self._load(self._own_kinds), None
+            self._handle, self._left = unstarted, None
         if renewal.model is not None:
             if self.model is not None:
                 _owners.pop(self.model, None)
@@ -461,7 +461,7 @@ class Manager(Driver):
         """Makes ranks 0 to runners - 1 the team from the next step on; at most `runners.max_runners`."""
         self._check_idle("resize")
         self._begin_kind(None)  # Runners that join do not have what inner steps have made.
-        self._handle.resize(runners)
+        self._beside_fork_server(lambda: self._handle.resize(runners))
 
     def recover(self) -> None:
         """Starts a new manager process over the same session. Call it after a step returned `manager_lost`."""
@@ -513,6 +513,20 @@ class Manager(Driver):
         with self._waiting():
             self._handle.call(rank)
         return calls.result()
+
+    def _beside_fork_server(self, call: Callable[[], None]) -> None:
+        """Makes the call, and once more beside other processes if the fork server was lost: only this one forks one."""
+        try:
+            call()
+        except RunnerError:
+            if self._method != "fork" or not self._handle.fork_server_ended:
+                raise
+            self._replace_fork_server("makes the call again")
+            call()
+
+    def _replace_fork_server(self, then: str) -> None:
+        logger.warning("the fork server was lost; this process forks another, and %s", then)
+        self.refresh()
 
     def _fork_anew(self, call: Callable[[], None]) -> None:
         """The processes that `call` makes know all that this process has changed."""
@@ -618,8 +632,7 @@ class Manager(Driver):
             return False
         if result.status != "runner_lost" or not self._handle.replaces_runners:
             return False
-        logger.warning("the fork server was lost; this process forks another, and repeats the step")
-        self.refresh()
+        self._replace_fork_server("repeats the step")
         return True
 
     def _finish_renewal(self, call: str) -> bool:

@@ -73,6 +73,14 @@ TEST(OnNewThread, ThrowsWhatItThrows) {
   EXPECT_THROW(on_new_thread([] { throw UsageError("here"); }), UsageError);
 }
 
+TEST(NameProcess, NamesItFromAnyThread) {
+  const auto child = fork_child([] {
+    on_new_thread([] { name_process("another"); });
+    return read_proc("/proc/self/comm") == "another\n" ? 0 : 1;
+  });
+  EXPECT_EQ(end_of(child), "exit code 0");
+}
+
 // OpenMP keeps a thread's team in such variables.
 TEST(OnNewThread, AForkFromThereKnowsNothingOfOtherThreads) {
   static thread_local int known = 0;
@@ -308,7 +316,7 @@ TEST(Threads, AreCountedAndNamed) {
   const int before = thread_count();
   std::promise<void> named, end;
   std::jthread thread([&] {
-    name_process("counted");  // Outside the main thread, this names the thread.
+    pthread_setname_np(pthread_self(), "counted");
     named.set_value();
     end.get_future().wait();
   });

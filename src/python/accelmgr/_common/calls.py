@@ -1,5 +1,9 @@
 # Runs in: the host, which asks, and runners, which answer.
-"""Calls of the host's functions in a runner: the function and its result lie in a memfd of the host."""
+"""Calls of the host's functions in a runner.
+
+Function and result of a call lie in a memfd of its own, and another one says which: a runner may still answer a call
+that was interrupted when the host has made the next.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ import io
 import marshal
 import os
 import pickle
+import struct
 import sys
 import traceback
 import types
@@ -20,6 +25,11 @@ from accelmgr._common.pickling import dump
 from accelmgr.errors import ModelError, UsageError
 
 NAME = "accelmgr-call"
+NUMBER = struct.Struct("<Q")
+"""Of a call. Its memfd begins with it."""
+
+_answered = 0
+"""The call that this runner has answered last."""
 
 
 def _function(code: bytes, module: str, name: str, defaults: Any, keywords: Any, values: list[Any]) -> Any:
@@ -46,36 +56,66 @@ class Calls(HostFile):
 
     def __init__(self) -> None:
         super().__init__(NAME)
+        self._number = 0
+        self._present: HostFile | None = None
 
     def put(self, function: Callable[..., Any], forked: bool) -> None:
         """forked: runners are forks of this process."""
         file = io.BytesIO()
+        file.write(NUMBER.pack(self._number + 1))
         try:
             (_Pickler if forked else cloudpickle.Pickler)(file).dump(function)
         except Exception as error:
             what = f"{type(error).__name__}: {error}"
             raise UsageError(f"call(): {function!r} cannot be sent to a runner: {what}") from error
-        _write(self._fd, file.getvalue())
+        self._leave()
+        self._number += 1
+        self._present = HostFile(NAME)
+        _write(self._present.fd, file.getvalue())
+        os.pwrite(self.fd, NUMBER.pack(self._present.fd), 0)
 
     def result(self) -> Any:
         """Raises ModelError with the traceback of what the function has raised."""
-        value, error = pickle.loads(_read(self._fd))
-        _write(self._fd, b"")
+        assert self._present is not None
+        value, error = pickle.loads(_read(self._present.fd)[NUMBER.size :])
+        self._leave()
         if error:
             raise ModelError(f"call(): {error}")
         return value
 
+    def _leave(self) -> None:
+        if self._present is not None:
+            self._present.close()
+
+    def close(self) -> None:
+        self._leave()
+        super().close()
+
 
 def answer(address: str, model: Any) -> None:
-    """The side of a runner."""
+    """The side of a runner. It makes no call twice, and none that the host has left."""
+    global _answered
     pid, fd = address.split(":")
-    file = open_memfd(pid, fd, NAME, os.O_RDWR)
+    pointer = open_memfd(pid, fd, NAME)
     try:
+        (present,) = NUMBER.unpack(os.pread(pointer, NUMBER.size, 0))
+    finally:
+        os.close(pointer)
+    try:
+        file = open_memfd(pid, present, NAME, os.O_RDWR)
+    except FileNotFoundError:
+        return
+    try:
+        asked = _read(file)
+        (number,) = NUMBER.unpack(asked[: NUMBER.size])
+        if number == _answered:
+            return
+        _answered = number
         try:
-            given = dump((pickle.loads(_read(file))(model), ""))
+            given = dump((pickle.loads(asked[NUMBER.size :])(model), ""))
         except Exception:
             given = dump((None, traceback.format_exc()))
-        _write(file, given)
+        _write(file, asked[: NUMBER.size] + given)
     finally:
         os.close(file)
 

@@ -47,7 +47,7 @@ class GrownBuffers(HostFile):
 
     def read(self) -> Forms:
         """What all runners have told. A later one counts for a buffer that several have told of."""
-        content = os.pread(self._fd, os.fstat(self._fd).st_size, 0)
+        content = os.pread(self.fd, os.fstat(self.fd).st_size, 0)
         *lines, _ = content.split(b"\n")
         told = [form for line in lines for form in json.loads(line).items()]
         return {name: (dtype, tuple(shape)) for name, (dtype, shape) in told}

@@ -78,9 +78,9 @@ class Shelf(HostFile):
         """The tensor of a Lies, until a runner puts others there; another value as it is."""
         if not isinstance(value, Lies):
             return value
-        size = os.fstat(self._fd).st_size
+        size = os.fstat(self.fd).st_size
         if self._mapped is None or len(self._mapped) < size:
-            self._mapped = mmap.mmap(self._fd, size)
+            self._mapped = mmap.mmap(self.fd, size)
         return _tensor_in(self._mapped, value)
 
 

@@ -34,12 +34,12 @@ class HostFile:
 
     def __init__(self, name: str) -> None:
         file = memfd_file(name)
-        self._fd = file.fileno()
+        self.fd = file.fileno()
         self._closing = weakref.finalize(self, file.close)  # Also if the manager is never stopped.
 
     @property
     def address(self) -> str:
-        return f"{os.getpid()}:{self._fd}"
+        return f"{os.getpid()}:{self.fd}"
 
     def close(self) -> None:
         """Idempotent."""

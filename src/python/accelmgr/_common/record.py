@@ -17,7 +17,7 @@ from typing import Any
 
 import cloudpickle
 
-from accelmgr._common.memfd import make_memfd, open_memfd
+from accelmgr._common.memfd import memfd_file, open_memfd
 
 PLACE = struct.Struct("<II")
 """Of a publication: the host's descriptor, and its number."""
@@ -37,8 +37,8 @@ class Record:
     def __init__(self) -> None:
         self._entries: dict[Key, tuple[int, Any]] = {}
         self._number = 0
-        self._fds: list[int] = []
-        self._closing = weakref.finalize(self, _close, self._fds)  # Also if the manager is never stopped.
+        self._files: list[io.FileIO] = []
+        self._closing = weakref.finalize(self, _close, self._files)  # Also if the manager is never stopped.
         self.place = NOTHING
 
     def publish(self, changes: dict[Key, Any]) -> None:
@@ -46,15 +46,14 @@ class Record:
         number = self._number + 1
         entries = self._entries | {key: (number, value) for key, value in changes.items()}
         data = cloudpickle.dumps(entries)
-        fd = make_memfd(_name(number), len(data))
-        if os.pwrite(fd, data, 0) != len(data):
-            os.close(fd)
+        file = memfd_file(_name(number))
+        if os.pwrite(file.fileno(), data, 0) != len(data):
             raise MemoryError(f"changes of {len(data)} bytes do not fit into memory")
-        self._fds.append(fd)
-        if len(self._fds) > 2:  # A runner whose attempt was aborted may still read the one before.
-            os.close(self._fds.pop(0))
+        self._files.append(file)
+        if len(self._files) > 2:  # A runner whose attempt was aborted may still read the one before.
+            self._files.pop(0).close()
         self._entries, self._number = entries, number
-        self.place = PLACE.pack(fd, number)
+        self.place = PLACE.pack(file.fileno(), number)
 
     def clear(self) -> None:
         """Runners that begin from now on know all changes."""
@@ -63,12 +62,12 @@ class Record:
 
     def close(self) -> None:
         """Idempotent."""
-        _close(self._fds)
+        _close(self._files)
 
 
-def _close(fds: list[int]) -> None:
-    while fds:
-        os.close(fds.pop())
+def _close(files: list[io.FileIO]) -> None:
+    while files:
+        files.pop().close()
 
 
 class Reader:

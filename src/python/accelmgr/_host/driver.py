@@ -20,6 +20,9 @@ from accelmgr._host.binding import Binding
 from accelmgr._host.pending import PendingSteps
 from accelmgr.errors import UsageError
 
+MOST_LOSSES = 3
+"""So often a step begins again with other processes before the host hears of it."""
+
 
 def carry(error: BaseException, made: list[_native.StepResult]) -> None:
     """What a signal handler has raised has the result of the step that was made before."""
@@ -171,7 +174,9 @@ class Driver:
         self._made = made
         try:
             self._step_once(made, *how)
-            if self._begins_again(made[-1]):
+            for _ in range(MOST_LOSSES):
+                if not self._begins_again(made[-1]):
+                    break
                 self._step_once(made, *how)
             if not made[-1].counted and self._makes_room():
                 return self._step_alone(made, how)

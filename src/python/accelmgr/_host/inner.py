@@ -157,6 +157,7 @@ class InnerSteps:
                 self.renew()
             else:
                 self._meet()
+                self._changed = list(map(set, self._known))  # They were forked before: they may have other numbers.
         if statistics.steps < self._reached:
             self._make_again()
         parameters, _ = self._versions()

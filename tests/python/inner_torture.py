@@ -1,0 +1,190 @@
+"""Kills, stops and interrupts while inner steps are made, and checks that no step is lost, doubled or different.
+
+python inner_torture.py 600 17: for ten minutes, with seeds from 17 on. Each seed draws a run and what happens to it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+import torch
+from conftest import descendants
+from test_inner import Net, assert_same, manager_of
+
+import accelmgr
+
+STEPS = 30
+KINDS = ["one", "several", "pending", "one", "several", "pending", "host", "sync", "write", "refresh", "resize"]
+RUNNERS = 3
+
+
+class Alarm(Exception):
+    pass
+
+
+def raise_alarm(number, frame):
+    raise Alarm
+
+
+class Harm:
+    """What happens to the processes meanwhile: at a random instant of a call, by a thread."""
+
+    def __init__(self, seed: int) -> None:
+        self._chance = random.Random(f"harm {seed}")
+        self._main = threading.get_ident()
+        self._timer: threading.Timer | None = None
+
+    def begin(self, may_interrupt: bool) -> None:
+        what = self._chance.choice(["nothing", "kill", "kill", "stop", "interrupt" if may_interrupt else "kill"])
+        if what != "nothing":
+            after_s = self._chance.choice([0.002, 0.02, 0.2]) * self._chance.random()
+            self._timer = threading.Timer(after_s, getattr(self, f"_{what}"))
+            self._timer.start()
+
+    def end(self) -> None:
+        timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.join()
+
+    def _send(self, number: int) -> int:
+        pid = self._chance.choice(sorted(descendants()) or [0])
+        with contextlib.suppress(ProcessLookupError):
+            if pid != 0:
+                os.kill(pid, number)
+        return pid
+
+    def _kill(self) -> None:
+        self._send(signal.SIGKILL)
+
+    def _stop(self) -> None:
+        if (pid := self._send(signal.SIGSTOP)) != 0:
+            time.sleep(0.02)  # Nothing is waited for: others are to wait so long.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+    def _interrupt(self) -> None:
+        signal.pthread_kill(self._main, signal.SIGUSR1)
+
+
+class Run:
+    """The run of a seed. With harm its steps are inner ones as far as the seed says so, else all are the host's."""
+
+    def __init__(self, seed: int, harm: Harm | None) -> None:
+        chance = random.Random(seed)
+        self._harm, self._model = harm, Net()
+        make = chance.choice([lambda p: torch.optim.AdamW(p, 0.01), lambda p: torch.optim.SGD(p, 0.1, momentum=0.9)])
+        self._optimizer = make(self._model.parameters())
+        self.calls: list[str] = []
+        options = {
+            "runners__restart_backoff": 0.001,
+            "runners__max_restarts": 10_000,
+            "runners__max_runners": RUNNERS,
+            "step_timeout": 20,
+        }
+        with manager_of(self._model, chance.randint(1, RUNNERS), **options) as self._manager:
+            done = 0
+            while done < STEPS:
+                kind, number = chance.choice(KINDS), chance.randint(1, 3)
+                until, clip = min(done + chance.randint(1, 6), STEPS), chance.choice([None, 0.5])
+                self.calls.append(kind)
+                if kind in ("refresh", "sync"):
+                    self._during(getattr(self._manager, kind))
+                elif kind == "resize":
+                    self._during(functools.partial(self._manager.resize, number))
+                elif kind == "write":
+                    self._during(self._manager.sync)
+                    with torch.no_grad():
+                        self._model.head.weight.mul_(0.9)
+                else:
+                    for group in self._optimizer.param_groups:
+                        group["lr"] = 0.01 / number
+                    if kind == "host" or harm is None:
+                        self._by_host(until, clip)
+                    else:
+                        self._by_runners(kind, until, clip)
+                    done = until
+            self._during(self._manager.sync)
+        self.result = self._model, self._optimizer
+
+    def _during(self, call: Callable[[], object], may_interrupt: bool = True) -> bool:
+        """Makes the call while something happens, again if that ends it. Returns whether it was interrupted."""
+        interrupted, failures = False, 0
+        while True:
+            try:
+                if self._harm is not None:
+                    self._harm.begin(may_interrupt)
+                try:
+                    call()
+                finally:
+                    if self._harm is not None:
+                        self._harm.end()
+                return interrupted
+            except Alarm:
+                interrupted = True
+            except (accelmgr.StepError, accelmgr.RunnerError, accelmgr.SessionError) as error:
+                failures += 1  # What took the place of others may be killed, too.
+                if failures == 6:
+                    raise AssertionError(f"{self.calls[-1]} fails again and again") from error
+                if "recover()" in str(error) or isinstance(error, accelmgr.ManagerLost):
+                    self._during(self._manager.recover, may_interrupt=False)
+
+    def _by_host(self, until: int, clip: float | None) -> None:
+        def step() -> None:
+            result = self._manager.step()
+            if not result.counted:
+                result.raise_for_status()
+
+        while self._manager.statistics().steps < until:
+            self._optimizer.zero_grad()
+            self._during(step, may_interrupt=False)
+            if clip is not None:
+                torch.nn.utils.clip_grad_norm_(self._model.parameters(), clip)
+            self._optimizer.step()
+
+    def _by_runners(self, kind: str, until: int, clip: float | None) -> None:
+        asks = {"optimizer": self._optimizer, "clip_grad_norm": clip}
+        reached = self._manager.statistics().steps
+
+        def make() -> None:
+            nonlocal reached
+            self._manager.sync()  # Says what an interrupted call has made.
+            reached = self._manager.statistics().steps
+            if kind == "one":
+                while reached < until:
+                    result = self._manager.step(**asks)
+                    if not result.counted:
+                        result.raise_for_status()
+                    reached = result.step
+            elif kind == "several":
+                for _ in self._manager.steps(until - reached, sync_every=3, **asks):
+                    pass
+            elif reached < until:
+                self._manager.begin_steps(until - reached, **asks).result()
+
+        self._during(make, may_interrupt=kind != "pending")
+
+
+def main() -> None:
+    signal.signal(signal.SIGUSR1, raise_alarm)
+    torch.set_num_threads(1)
+    end, seed = time.monotonic() + float(sys.argv[1]), int(sys.argv[2])
+    while True:
+        wanted = Run(seed, None)
+        harmed = Run(seed, Harm(seed))
+        assert_same(harmed.result, wanted.result)
+        print(f"seed {seed}: the same after {' '.join(harmed.calls)}", flush=True)
+        if time.monotonic() > end:
+            break
+        seed += 1
+
+
+if __name__ == "__main__":
+    main()
