@@ -3,12 +3,16 @@
 #include <malloc.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <future>
+#include <list>
 #include <memory>
 #include <string>
 #include <string_view>
+#include <thread>
 
 #include "base/ipc/proc_file.hpp"
 #include "base/ipc/process.hpp"
@@ -24,7 +28,7 @@ std::uintptr_t main_heap_begin() {
   return std::stoull(mappings.substr(mappings.rfind('\n', name) + 1), nullptr, 16);
 }
 
-/// At least as many as there are threads to be had that keep a heap of the process as it is now.
+/// Of malloc, at least 1.
 int heap_count() {
   char* text = nullptr;
   std::size_t bytes = 0;
@@ -36,7 +40,7 @@ int heap_count() {
   const std::string_view info(text, bytes);
   int count = 0;
   for (auto at = info.find("<heap "); at != info.npos; at = info.find("<heap ", at + 1)) ++count;
-  return count;
+  return std::max(count, 1);
 }
 
 bool allocates_from(std::uintptr_t begin) {
@@ -45,14 +49,42 @@ bool allocates_from(std::uintptr_t begin) {
   return address >= begin && address < reinterpret_cast<std::uintptr_t>(sbrk(0));
 }
 
-/// Each thread holds the heap that it got while the next one begins.
-void call(const std::function<void()>& body, std::uintptr_t begin, int threads_left) {
-  if (threads_left == 0 || allocates_from(begin)) return body();
-  on_new_thread([&, threads_left] { call(body, begin, threads_left - 1); });
-}
+/// A thread that has a heap, and keeps it from other threads until it is destroyed.
+class Holder {
+ public:
+  explicit Holder(std::uintptr_t begin)
+      : thread_([this, begin] {
+          took_.set_value(allocates_from(begin));
+          end_.get_future().wait();
+        }),
+        has_main_heap_(took_.get_future().get()) {}
+  ~Holder() { end_.set_value(); }
+  Holder(const Holder&) = delete;
+  Holder& operator=(const Holder&) = delete;
+
+  bool has_main_heap() const noexcept { return has_main_heap_; }
+
+ private:
+  std::promise<bool> took_;
+  std::promise<void> end_;
+  std::jthread thread_;
+  bool has_main_heap_;
+};
 
 }  // namespace
 
-void on_main_heap(const std::function<void()>& body) { call(body, main_heap_begin(), heap_count()); }
+void on_main_heap(const std::function<void()>& body) {
+  const auto begin = main_heap_begin();
+  if (allocates_from(begin)) return body();
+  std::list<Holder> holders;
+  for (int left = heap_count(); left > 0; --left)
+    if (holders.emplace_back(begin).has_main_heap()) break;
+  holders.pop_back();  // The next thread gets the heap that was given back last.
+  on_new_thread([&] {
+    allocates_from(begin);  // Takes it.
+    holders.clear();
+    body();
+  });
+}
 
 }  // namespace accelmgr::ipc
