@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 from launching import SERVER
 
 import accelmgr
@@ -124,6 +125,9 @@ def nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
     before = descendants(), shared_memory(), descriptors()
     yield
     found = wait_until_gone(request.node.nodeid, before, serves=True)
+    if not torch.is_grad_enabled():
+        torch.set_grad_enabled(True)
+        found.append("gradients disabled")
     assert not found, f"left behind by {request.node.name}: {', '.join(found)}"
 
 
@@ -140,6 +144,15 @@ def forkserver(nothing_is_left_of_the_module: None) -> Iterator[None]:
     """Ends the forkserver after the module's last test. The first launch that needs a forkserver starts it."""
     yield
     _native.end_forkserver()
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """The host computes with one, as runners with `runners.threads: 1` do: the same bits."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture

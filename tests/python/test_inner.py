@@ -17,6 +17,8 @@ from torch import nn
 
 import accelmgr
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 ELEMENTS = [(torch.randn(5, generator=torch.Generator().manual_seed(i)), torch.tensor(i % 3)) for i in range(400)]
 
 
@@ -72,14 +74,6 @@ def assert_same(one, other, exact: bool = True) -> None:
         for (name, value), (_, right) in zip(model.state_dict().items(), wanted.state_dict().items(), strict=True):
             torch.testing.assert_close(value, right, msg=lambda text, name=name: f"{name}: {text}", **tolerance)
         torch.testing.assert_close(optimizer.state_dict(), reference.state_dict(), **tolerance)
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

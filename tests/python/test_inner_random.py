@@ -13,6 +13,8 @@ from torch import nn
 
 import accelmgr
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 STEPS = 9
 
 OPTIMIZERS = {
@@ -152,14 +154,6 @@ def trained(case: Case, inner: bool) -> tuple[nn.Module, torch.optim.Optimizer]:
                 if isinstance(scheduler, torch.optim.lr_scheduler.LambdaLR):
                     scheduler.lr_lambdas.append(None)
     return model, optimizer
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @settings(

@@ -5,17 +5,16 @@ from __future__ import annotations
 import signal
 
 import pytest
-import torch
 from inner_torture import Harm, Run, raise_alarm
 from test_inner import assert_same
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 @pytest.fixture(autouse=True)
-def interrupted_on_one_thread():
-    before, threads = signal.signal(signal.SIGUSR1, raise_alarm), torch.get_num_threads()
-    torch.set_num_threads(1)
+def interrupted():
+    before = signal.signal(signal.SIGUSR1, raise_alarm)
     yield
-    torch.set_num_threads(threads)
     signal.signal(signal.SIGUSR1, before)
 
 

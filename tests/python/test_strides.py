@@ -12,6 +12,8 @@ from torch import nn
 
 import accelmgr
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 class Net(nn.Module):
     """A channels_last convolution, and a transposed weight. `taken` takes what forward() sees of the parameters."""
@@ -63,14 +65,6 @@ def assert_same(model: nn.Module, expected: nn.Module) -> None:
         assert torch.equal(one, other) and torch.equal(one.grad, other.grad), name
     for one, other in zip(model.buffers(), expected.buffers(), strict=True):
         assert torch.equal(one, other)
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("start_method", ["fork", "spawn"])

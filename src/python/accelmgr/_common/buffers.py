@@ -11,6 +11,7 @@ that a run that does not know of them yet can resume from a checkpoint.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeGuard
@@ -20,6 +21,7 @@ import torch
 from accelmgr._common.constants import CHANGES, Constants
 from accelmgr._common.grown_buffers import Form, Forms, form_of
 from accelmgr._common.kept_attributes import LARGEST_BYTES, MISSING, Before, is_tensor, kept_attributes, same
+from accelmgr._common.memory import write
 from accelmgr.errors import ModelError
 
 FORMS = "<forms>"
@@ -248,8 +250,7 @@ class Buffers:
                 place.apart, place.seen = True, current
                 self._set_form(number, FIRST, True)
             elif alike(current, place.original):
-                with torch.no_grad():
-                    place.original.copy_(current)
+                write(place.original, current)
                 place.owner[place.key] = place.original
             elif place.name not in self.non_persistent:
                 before = f"{place.original.dtype} {list(place.original.shape)}"
@@ -314,10 +315,10 @@ class Buffers:
     @staticmethod
     def set(buffer: torch.Tensor, value: torch.Tensor) -> None:
         """Gives the buffer the values, and their shape."""
-        with torch.inference_mode(buffer.is_inference()), torch.no_grad():
+        with torch.inference_mode() if buffer.is_inference() else contextlib.nullcontext():
             if buffer.shape != value.shape:
                 buffer.resize_(value.shape)
-            buffer.copy_(value)
+            write(buffer, value)
 
     def is_stored(self, place: Place, tensor: torch.Tensor) -> bool:
         """Whether the session has its values: not of a non-persistent one, or of one that grows, of another shape."""

@@ -28,6 +28,11 @@ def tensor_over(memory: Any, dtype: str, shape: Sequence[int], strides: Sequence
     return torch.frombuffer(memory, dtype=getattr(torch, dtype)).as_strided(shape, strides).data
 
 
+def write(tensor: torch.Tensor, values: torch.Tensor) -> None:
+    """Without autograd. A signal handler that raises in the code of torch.no_grad() would leave gradients disabled."""
+    tensor.detach().copy_(values.detach())
+
+
 def is_compact(tensor: torch.Tensor) -> bool:
     """Whether it fills its memory without gaps and overlaps, in any order of its dimensions."""
     return torch.empty_like(tensor, device="meta").stride() == tensor.stride()

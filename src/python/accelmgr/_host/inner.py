@@ -23,6 +23,7 @@ from accelmgr._common.buffers import alike
 from accelmgr._common.grown_buffers import Forms
 from accelmgr._common.inner import OPTIMIZERS, Numbers, Order, Outcome, Shelf, checksums, numbers_of, outcome
 from accelmgr._common.kept_attributes import MISSING, kept_attributes
+from accelmgr._common.memory import write
 from accelmgr.errors import ManagerLost, ModelError, RunnerError, RunnerLost, SessionError, UsageError
 
 if TYPE_CHECKING:
@@ -203,9 +204,8 @@ class InnerSteps:
         self._reached = max(self._reached, self._steps)
         for _ in range(MOST_RETURNS):
             logger.warning("%d inner steps since the last sync were lost with a runner, and are made again", ahead)
-            with torch.no_grad():
-                for buffer, value in self._buffers:
-                    buffer.copy_(value)
+            for buffer, value in self._buffers:
+                write(buffer, value)
             for owner, key, value in self._kept:
                 if value is MISSING:
                     owner.pop(key, None)
@@ -259,17 +259,16 @@ class InnerSteps:
         self._note_changed()
         self._is_taking = True
         groups = self.optimizer.param_groups
-        with torch.no_grad():
-            for parameters, values, states in zip(self._trained, found.values, found.state, strict=True):
-                for parameter, value, state in zip(parameters, values, states, strict=True):
-                    parameter.copy_(self._shelf.taken(value))
-                    own = self.optimizer.state[parameter] if state else {}
-                    for name, entry in state.items():
-                        taken, former = self._shelf.taken(entry), own.get(name)
-                        if alike(former, taken):
-                            former.copy_(taken)
-                        else:
-                            own[name] = taken.clone() if isinstance(taken, torch.Tensor) else taken
+        for parameters, values, states in zip(self._trained, found.values, found.state, strict=True):
+            for parameter, value, state in zip(parameters, values, states, strict=True):
+                write(parameter, self._shelf.taken(value))
+                own = self.optimizer.state[parameter] if state else {}
+                for name, entry in state.items():
+                    taken, former = self._shelf.taken(entry), own.get(name)
+                    if alike(former, taken):
+                        write(former, taken)
+                    else:
+                        own[name] = taken.clone() if isinstance(taken, torch.Tensor) else taken
         for group, numbers, known, changed in zip(groups, found.groups, self._known, self._changed, strict=False):
             own = {name: value for name, value in numbers.items() if name not in changed}
             group.update(own)  # Some optimizers keep a state there.

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from accelmgr import _native
-from accelmgr._common.memory import dtype_name, is_expanded, stored, tensor_over
+from accelmgr._common.memory import dtype_name, is_expanded, stored, tensor_over, write
 from accelmgr._host.weights import Weights
 from accelmgr.errors import ModelError
 
@@ -91,17 +91,15 @@ class Master:
 
     def _round(self) -> None:
         """Makes the rounded copies again."""
-        with torch.no_grad():
-            for index, exact in self._exact.items():
-                self._gradients[index].copy_(exact)
+        for index, exact in self._exact.items():
+            write(self._gradients[index], exact)
         self._versions = [self._gradients[index]._version for index in self._exact]
 
     def _take_copies(self) -> None:
         """What the caller has written into rounded copies counts."""
-        with torch.no_grad():
-            for (index, exact), version in zip(self._exact.items(), self._versions, strict=True):
-                if self._gradients[index]._version != version:
-                    exact.copy_(self._gradients[index])
+        for (index, exact), version in zip(self._exact.items(), self._versions, strict=True):
+            if self._gradients[index]._version != version:
+                write(exact, self._gradients[index])
         self._versions = [self._gradients[index]._version for index in self._exact]
 
     def exact_gradients(self) -> Named:
@@ -225,11 +223,10 @@ class Master:
                 self._check_own(index, gradient)
                 written.append((index, gradient))
         self._zero(dropped)
-        with torch.no_grad():
-            for index, gradient in written:
-                self._gradients[index].copy_(gradient)
-                if index in self._exact:
-                    self._exact[index].copy_(gradient)
+        for index, gradient in written:
+            write(self._gradients[index], gradient)
+            if index in self._exact:
+                write(self._exact[index], gradient)
         if dropped:
             self._handle.set_touched(dropped, False)
         if written:

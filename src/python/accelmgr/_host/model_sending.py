@@ -122,10 +122,9 @@ class Values:
     def move(self) -> None:
         self.fd = make_memfd("accelmgr-values", self.bytes)
         self._memory = mmap.mmap(self.fd, max(self.bytes, 1))
-        with torch.no_grad():
-            views = copy_values(self.tensors, self.slots, self._memory)
-            for tensor, view in zip(self.tensors, views, strict=True):
-                tensor.data = view
+        views = copy_values([tensor.detach() for tensor in self.tensors], self.slots, self._memory)
+        for tensor, view in zip(self.tensors, views, strict=True):
+            tensor.data = view
 
     def release(self) -> None:
         """Gives tensors that still lie in the memfd private memory, and frees its pages, in forks too. Idempotent."""

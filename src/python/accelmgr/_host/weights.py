@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from accelmgr._common.memory import unfilled
+from accelmgr._common.memory import unfilled, write
 from accelmgr.errors import ConfigError, ModelError
 
 Files = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
@@ -83,8 +83,7 @@ class Weights:
         for name, buffer in model.named_buffers():
             if name in self._places and not buffer.is_meta:
                 self._check_shape(name, buffer)
-                with torch.no_grad():
-                    buffer.copy_(self._read(name))
+                write(buffer, self._read(name))
             elif buffer.is_meta:
                 raise ModelError(
                     f"buffer '{name}' is on the meta device, where it has no values: make buffers on the CPU "
@@ -113,6 +112,5 @@ class Weights:
 
     def load(self, model: torch.nn.Module) -> None:
         """Writes all parameters, after check()."""
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                parameter.copy_(self.value(name, parameter))
+        for name, parameter in model.named_parameters():
+            write(parameter, self.value(name, parameter))

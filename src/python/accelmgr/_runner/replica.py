@@ -163,7 +163,8 @@ class Gradients:
         gradient = parameter.grad
         parameter.grad = None
         if gradient is not None:
-            self._sink.capture(index, self._dense(index, gradient).data_ptr())
+            dense = self._dense(index, gradient)  # May be a copy, which must live until it is read.
+            self._sink.capture(index, dense.data_ptr())
 
     def begin_micro_batch(self) -> None:
         """Call it before forward()."""

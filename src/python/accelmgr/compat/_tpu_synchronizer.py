@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from accelmgr._common.memory import write
 from accelmgr.errors import ModelError
 from accelmgr.manager import Manager
 
@@ -81,12 +82,11 @@ class TPUSynchronizer:
             if kinds[0] != kinds[1] if strict else kinds[0][0] != kinds[1][0]:
                 texts = [f"{dtype} {list(shape)} on {device}" for shape, device, dtype in kinds]
                 raise ModelError(f"source tensor {index} is {texts[0]}, its target {texts[1]}; nothing was changed")
-        with torch.no_grad():
-            for one, other in zip(sources, targets, strict=True):
-                if add:
-                    other.add_(one.to(other.device))
-                else:
-                    other.copy_(one)
+        for one, other in zip(sources, targets, strict=True):
+            if add:
+                other.detach().add_(one.detach().to(other.device))
+            else:
+                write(other, one)
 
 
 class SessionSynchronizer(TPUSynchronizer):
