@@ -291,3 +291,26 @@ def test_after_zeroing_a_gradient_of_minus_zero_keeps_its_sign():
         optimizer.zero_grad(set_to_none=False)
         manager.step()
         assert model.weight.grad.signbit().tolist() == [False, False]  # 0.0 + -0.0, as in plain PyTorch.
+
+
+class Rows(nn.Module):
+    """Its gradients are copied before they are handed over: one is sparse, one has another order than its parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.table, self.square = nn.Embedding(9, 5, sparse=True), nn.Parameter(torch.randn(6, 5))
+        self.square.register_hook(lambda gradient: gradient.t().contiguous().t())
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return (self.table(rows) @ self.square.t()).square().mean()
+
+
+def test_gradients_that_are_copied_before_they_are_read():
+    model, plain = Rows(), Rows()
+    rows = torch.tensor([8, 3, 3, 0])
+    plain(rows).backward()
+    with accelmgr.Manager(model, rows.unbind(), nprocs=1, batch_size_per_device=4) as manager:
+        manager.step().raise_for_status()
+    assert_equal(model.table.weight.grad, plain.table.weight.grad.to_dense())
+    assert_equal(model.square.grad, plain.square.grad)
