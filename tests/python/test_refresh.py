@@ -337,7 +337,7 @@ def test_a_record_does_not_grow_and_a_late_reader_finds_all_of_it() -> None:
     reader = Reader(pathlib.os.getpid())
     assert dict(reader.changes(record.place)) == {("attribute", "", "a"): 99, ("attribute", "", "b"): "x"}
     assert dict(reader.changes(record.place)) == {}
-    assert len(record._fds) == 2
+    assert len(record._files) == 2
     record.clear()
     assert record.place == NOTHING and len(NOTHING) == PLACE.size
     record.close()

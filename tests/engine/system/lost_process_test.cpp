@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <optional>
@@ -119,8 +120,11 @@ TEST(LostManager, KilledAfterAnAbortedStepAddsNothingOfIt) {
 }
 
 pid_t only_child_of(pid_t pid) {
-  std::ifstream file(fmt::format("/proc/{}/task/{}/children", pid, pid));
-  const std::vector<pid_t> pids{std::istream_iterator<pid_t>(file), {}};
+  std::vector<pid_t> pids;
+  for (const auto& task : std::filesystem::directory_iterator(fmt::format("/proc/{}/task", pid))) {
+    std::ifstream file(task.path() / "children");
+    pids.insert(pids.end(), std::istream_iterator<pid_t>(file), {});
+  }
   EXPECT_EQ(pids.size(), 1u);
   return pids.at(0);
 }
