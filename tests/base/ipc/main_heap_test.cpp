@@ -19,6 +19,8 @@
 namespace accelmgr::ipc::test {
 namespace {
 
+// A sanitizer has a malloc of its own.
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 long page_faults() {
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
@@ -32,8 +34,6 @@ void use_large_block() {
   std::free(block);
 }
 
-// A sanitizer has a malloc of its own.
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 TEST(OnMainHeap, ALargeBlockOfAForkKeepsItsPages) {
   constexpr int count = 10;
   std::barrier all(count);
