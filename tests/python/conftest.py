@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import loops
 import pytest
 import torch
 from launching import SERVER
@@ -149,10 +150,8 @@ def forkserver(nothing_is_left_of_the_module: None) -> Iterator[None]:
 @pytest.fixture
 def one_thread() -> Iterator[None]:
     """The host computes with one, as runners with `runners.threads: 1` do: the same bits."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    with loops.one_thread():
+        yield
 
 
 @pytest.fixture

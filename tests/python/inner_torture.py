@@ -66,7 +66,7 @@ class Harm:
 
     def _stop(self) -> None:
         if (pid := self._send(signal.SIGSTOP)) != 0:
-            time.sleep(0.02)  # Nothing is waited for: others are to wait so long.
+            time.sleep(0.02)  # The pause is the harm. No check depends on its length.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
 

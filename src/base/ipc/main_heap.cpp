@@ -12,6 +12,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <thread>
 
 #include "base/ipc/proc_file.hpp"
@@ -77,9 +78,13 @@ void on_main_heap(const std::function<void()>& body) {
   const auto begin = main_heap_begin();
   if (allocates_from(begin)) return body();
   std::list<Holder> holders;
-  for (int left = heap_count(); left > 0; --left)
-    if (holders.emplace_back(begin).has_main_heap()) break;
-  holders.pop_back();  // The next thread gets the heap that was given back last.
+  try {
+    for (int left = heap_count(); left > 0; --left)
+      if (holders.emplace_back(begin).has_main_heap()) break;
+  } catch (const std::system_error&) {
+    // There are no more threads to be had. Then it is another heap.
+  }
+  if (!holders.empty()) holders.pop_back();  // The next thread gets the heap that was given back last.
   on_new_thread([&] {
     allocates_from(begin);  // Takes it.
     holders.clear();
