@@ -277,27 +277,41 @@ class Stuck(torch.utils.data.IterableDataset):
         signal.pause()
 
 
-def workers_of(pid):
-    """Pidfds of the children of a manager process, except its fork server."""
-    workers = []
+def children_of(pid):
+    """Of a manager process: its fork server, and pidfds of the others."""
+    server, workers = 0, []
     for task in pathlib.Path(f"/proc/{pid}/task").iterdir():
-        for child in (task / "children").read_text().split():
-            if pathlib.Path(f"/proc/{child}/comm").read_text().strip() != "accelmgr:fork":
-                workers.append(os.pidfd_open(int(child)))
-    return workers
+        for child in map(int, (task / "children").read_text().split()):
+            if pathlib.Path(f"/proc/{child}/comm").read_text().strip() == "accelmgr:fork":
+                server = child
+            else:
+                workers.append(os.pidfd_open(child))
+    return server, workers
 
 
-@pytest.mark.parametrize("how", ["killed", "stopped"])
-def test_workers_of_a_data_loader_end_with_their_manager_process(tmp_path, how):
+@pytest.mark.parametrize(
+    ("how", "method"),
+    [
+        ("killed", "auto"),
+        ("stopped", "auto"),
+        ("killed with its fork server", "fork"),
+        ("killed with its fork server", "forkserver"),
+    ],
+)
+def test_workers_of_a_data_loader_end_with_their_manager_process(tmp_path, how, method):
     loader = torch.utils.data.DataLoader(Stuck(), batch_size=None, num_workers=1)
-    with accelmgr.Manager(Told(tmp_path), loader, nprocs=1, runners__threads=1) as manager:
+    with accelmgr.Manager(Told(tmp_path), loader, nprocs=1, runners__threads=1, start_method=method) as manager:
         assert manager.step().ok
         pid = manager.statistics().manager_pid
-        workers = workers_of(pid)
-        assert workers
-        if how == "killed":
+        server, workers = children_of(pid)
+        assert server and workers
+        if how == "killed with its fork server":
+            os.kill(server, signal.SIGSTOP)  # Otherwise it might see that the manager has ended, and clean up.
+        if how != "stopped":
             os.kill(pid, signal.SIGKILL)
-        else:
+        if how == "killed with its fork server":
+            os.kill(server, signal.SIGKILL)
+        if how != "killed":
             manager.stop()
         for worker in workers:
             assert select.select([worker], [], [], 30)[0], "a worker is left"

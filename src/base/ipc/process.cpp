@@ -290,6 +290,14 @@ std::optional<int> take_exit_status(int pidfd) noexcept {
   return W_EXITCODE(0, info.si_status);
 }
 
+void end_group_of_killed(const Child& child) noexcept {
+  siginfo_t info{};
+  const auto pidfd = static_cast<id_t>(child.pidfd.get());
+  const bool ended = waitid(P_PIDFD, pidfd, &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid != 0;
+  if (ended && info.si_code != CLD_EXITED)
+    end_group_members(child.pid, base::Deadline::in_seconds(timing::group_end_s));
+}
+
 void die_with(pid_t parent) noexcept {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != parent) _exit(0);

@@ -139,6 +139,10 @@ std::string wait_channel(pid_t pid);
 /// still runs, is no child of this process, or was reaped before.
 std::optional<int> take_exit_status(int pidfd) noexcept;
 
+/// Call it before a child is reaped that may have ended. If a signal has killed it, it has not ended the
+/// other members of its process group: this does, with SIGTERM, and SIGKILL after `timing::group_end_s`.
+void end_group_of_killed(const Child& child) noexcept;
+
 /// From now on this process is killed when the thread of `parent` that forked it ends. Exits at once if
 /// `parent` has ended already.
 void die_with(pid_t parent) noexcept;

@@ -130,7 +130,8 @@ class Server {
 
 /// A forked process that has not ended. The reader of the pipe `status` may be gone.
 struct Forked {
-  base::UniqueFd pidfd, status;
+  Child process;
+  base::UniqueFd status;
 };
 
 class Forks {
@@ -158,12 +159,13 @@ class Forks {
     }
     const int fd = pidfd.get();
     send(role_socket, {reinterpret_cast<const char*>(&answer), sizeof answer}, {&fd, pidfd ? 1U : 0U});
-    if (pidfd) running_.push_back({std::move(pidfd), std::move(message.fds[Passed::status])});
+    if (pidfd) running_.push_back({{answer.pid, std::move(pidfd)}, std::move(message.fds[Passed::status])});
   }
 
   void reap() {
     std::erase_if(running_, [](const Forked& forked) {
-      const auto status = take_exit_status(forked.pidfd.get());
+      end_group_of_killed(forked.process);
+      const auto status = take_exit_status(forked.process.pidfd.get());
       if (status && write(forked.status.get(), &*status, sizeof *status) < 0) return true;  // Reader gone.
       return status.has_value();
     });
@@ -174,7 +176,7 @@ class Forks {
     std::vector<pollfd> entries{{.fd = role_socket, .events = POLLIN, .revents = 0},
                                 {.fd = role_creator, .events = POLLIN, .revents = 0}};
     for (const auto& forked : running_)
-      entries.push_back({.fd = forked.pidfd.get(), .events = POLLIN, .revents = 0});
+      entries.push_back({.fd = forked.process.pidfd.get(), .events = POLLIN, .revents = 0});
     if (poll(entries.data(), entries.size(), -1) < 0 && errno != EINTR) _exit(1);
     return {entries[0], entries[1]};
   }

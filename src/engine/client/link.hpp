@@ -37,6 +37,7 @@ class Link {
   void close() noexcept { socket_.reset(); }
 
   std::uint64_t lease() const noexcept { return lease_; }
+  const ipc::Child& manager() const noexcept { return manager_; }
   pid_t manager_pid() const noexcept { return manager_.pid; }
   bool manager_ended() const noexcept;
   /// Blocks until the manager has ended or the deadline has passed. Returns whether it has ended.

@@ -207,6 +207,7 @@ std::string OwnedManager::end() noexcept {
   }
   link_.wait_until_others_ended(base::Deadline::in_seconds(timing::manager_stop_s));
   const bool ended = link_.wait_until_manager_ended(base::Deadline::in_seconds(timing::manager_stop_s));
+  ipc::end_group_of_killed(link_.manager());  // Its fork server does, unless that was killed with it.
   link_.forget_manager();
   if (!ended) return "it was killed but has not ended: it is blocked in the kernel";
   const auto status = status_ ? told_status(status_.get()) : reaped_status(link_.manager_pid());
