@@ -17,10 +17,12 @@ from gate import Gate
 from interruptions import interrupted_at
 from launching import kill
 from programs import run
-from test_inner import ELEMENTS, Net, assert_same, in_host, manager_of, one_thread  # noqa: F401  (a fixture)
+from test_inner import ELEMENTS, Net, assert_same, in_host, manager_of
 
 import accelmgr
 from accelmgr._common import torch_settings
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 class Gated(Net):
