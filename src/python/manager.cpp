@@ -20,6 +20,8 @@
 #include "accelmgr/launch.hpp"
 #include "base/config/device_name.hpp"
 #include "base/config/loader.hpp"
+#include "base/ipc/memory.hpp"
+#include "base/unique_fd.hpp"
 #include "engine/client/handle.hpp"
 #include "engine/replica/model.hpp"
 #include "python/interpreter.hpp"
@@ -128,13 +130,20 @@ class Handle {
   bool is_started() const noexcept { return handle_.has_value(); }
 
   std::vector<Place> parameters() const {
-    std::vector<Place> places;
-    if (!session_) return places;
-    const auto values = replica::places_of(view_->parameters(), manifest_);
-    for (std::size_t i = 0; i < values.size(); ++i)
-      places.push_back(place_of(manifest_.tensors[i], manifest_.tensors[i].dtype, values[i].data,
-                                values[i].strides, session_));
-    return places;
+    return session_ ? parameters_in(view_->parameters(), session_) : std::vector<Place>{};
+  }
+  /// Another copy of the parameters, in a memfd that lives as long as a place does: it, and the places.
+  std::pair<int, std::vector<Place>> shared_parameters() const {
+    struct Shared {
+      base::UniqueFd fd;
+      ipc::Mapping map;
+    };
+    const auto bytes = session_->header().bytes.parameters;
+    auto fd = ipc::create_memfd("accelmgr-parameters", bytes, ipc::Allocate::later);
+    ipc::Mapping map(fd.get(), 0, bytes, ipc::Access::read_write);
+    map.keep_from_children();
+    const auto shared = std::make_shared<const Shared>(std::move(fd), std::move(map));
+    return {shared->fd.get(), parameters_in(shared->map.data(), shared)};
   }
   /// None for a parameter that the session has no gradient of: it is frozen.
   std::vector<std::optional<Place>> gradients() const {
@@ -238,6 +247,15 @@ class Handle {
   }
 
  private:
+  std::vector<Place> parameters_in(std::byte* memory, const std::shared_ptr<const void>& owner) const {
+    std::vector<Place> places;
+    const auto values = replica::places_of(memory, manifest_);
+    for (std::size_t i = 0; i < values.size(); ++i)
+      places.push_back(place_of(manifest_.tensors[i], manifest_.tensors[i].dtype, values[i].data,
+                                values[i].strides, owner));
+    return places;
+  }
+
   config::LoadedConfig loaded_;
   nb::object work_;  ///< Called while start() and step() wait.
   std::optional<client::Handle> handle_;
@@ -355,6 +373,9 @@ void bind_manager(nb::module_& module) {
           "Records what the host did to gradients, by their numbers.")
       .def("parameters", &Handle::parameters,
            "The master's parameters, each once; empty before there is a session.")
+      .def("shared_parameters", &Handle::shared_parameters,
+           "Another copy of the parameters, without values: a memfd, which is open as long as a place lives, "
+           "and the places. Children that are forked from now on do not have its mapping.")
       .def("gradients", &Handle::gradients,
            "The master's gradients, in the order of parameters(); None for one that is frozen.")
       .def(
@@ -420,6 +441,9 @@ void bind_manager(nb::module_& module) {
       .def_prop_ro(
           "replaces_runners",
           [](const Handle& self) { return self.loaded().config.runners.on_loss != LossPolicy::fail; })
+      .def_prop_ro(
+          "team_shrinks",
+          [](const Handle& self) { return self.loaded().config.runners.on_loss == LossPolicy::shrink; })
       .def("refresh",
            [](Handle& self) {
              note_context();

@@ -227,6 +227,10 @@ class PythonReplica final : public replica::Replica {
   std::vector<Tensor> buffers_;  ///< In the order of manifest_->buffers.
 };
 
+/// A list of Places to read, and one to write.
+using SharedPlace = nb::typed<nb::tuple, Memory, nb::str, NumberTuple>;
+using SharedPlaces = nb::typed<nb::tuple, nb::typed<nb::list, SharedPlace>, nb::typed<nb::list, SharedPlace>>;
+
 std::vector<std::pair<std::int64_t, std::uint64_t>> shared(const Sink& sink) {
   std::vector<std::pair<std::int64_t, std::uint64_t>> list;
   for (const auto& entry : sink.manifest->tensors) list.emplace_back(entry.shares, entry.shared_offset);
@@ -295,6 +299,19 @@ void bind_replica(nb::module_& module) {
       .def("backward_begins", &Sink::backward_begins)
       .def("keeps_gradients", &Sink::keeps_gradients,
            "Whether the replica keeps the gradients of this attempt for apply(), and gives none to the sink.")
+      .def(
+          "share",
+          [](Sink& self, int memory) -> SharedPlaces {
+            const auto found = self.share(memory);
+            const auto places = [&](const std::vector<replica::Place>& of) {
+              return list_of(*self.manifest, of, &session::TensorEntry::dtype);
+            };
+            return SharedPlaces(nb::make_tuple(places(found.read), places(found.write)));
+          },
+          nb::arg("memory"),
+          "Maps the parameters that all ranks share; closes `memory`, the descriptor of the host's file. "
+          "Returns "
+          "where each is to be read, and where it is to be written; nothing if they are not guarded.")
       .def("last_micro_batch", &Sink::last_micro_batch,
            "Whether no micro-batch follows the one that runs now. False: perhaps one follows.")
       .def(

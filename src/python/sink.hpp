@@ -50,6 +50,9 @@ struct Sink {
   bool keeps_gradients() {
     return call([](auto& to) { return to.keeps_gradients(); });
   }
+  replica::SharedParameters share(int memory) {
+    return call([memory](auto& to) { return to.share(base::UniqueFd(memory)); });
+  }
   bool last_micro_batch() {
     return call([](auto& to) { return to.last_micro_batch(); });
   }

@@ -25,6 +25,7 @@
 
 #include "accelmgr/config.hpp"
 #include "accelmgr/dtype.hpp"
+#include "base/unique_fd.hpp"
 #include "base/waiter.hpp"
 #include "engine/session/manifest.hpp"
 #include "engine/session/shards.hpp"
@@ -59,6 +60,18 @@ struct Field {
   DType dtype = DType::float32;
   std::vector<std::int64_t> shape{};
   const std::byte* data = nullptr;
+};
+
+/// Where the values of a parameter lie in the master, or in a copy of it.
+struct Place {
+  std::byte* data = nullptr;
+  std::vector<std::int64_t> strides{};  ///< In elements.
+};
+
+/// A copy of the parameters that the ranks of a team share, as one process has it mapped.
+struct SharedParameters {
+  std::vector<Place> read{};  ///< What a model computes with. What it writes there is undone, see WriteGuard.
+  std::vector<Place> write{};  ///< The same memory, for an optimizer.
 };
 
 /// Receives gradients and progress from a replica. The runner's thread calls it, or a thread that computes
@@ -102,6 +115,9 @@ class Sink : public base::Waiter {
   /// bind() has moved the model to its device, and the host memory that the model was made in is free: the
   /// next rank may build. What follows, as registering pages, goes on meanwhile.
   virtual void built() {}
+  /// Maps the file `memory`, which is laid out as the master's parameters. Call it once. Empty if a runner
+  /// does not guard its parameters (`runners.protect_parameters`): others would see what a model writes.
+  virtual SharedParameters share(base::UniqueFd /*memory*/) { return {}; }
   /// The replica keeps the gradients of this attempt for apply(), and gives none to the sink; it tells their
   /// magnitude() before collect() returns.
   virtual bool keeps_gradients() { return false; }
@@ -134,12 +150,6 @@ class TeamMember {
   virtual void leave() = 0;
   /// Why the team has ended. Empty if it has not, or because the sink did not want the attempt.
   virtual std::string failure() const = 0;
-};
-
-/// Where the values of a parameter lie in the master.
-struct Place {
-  std::byte* data = nullptr;
-  std::vector<std::int64_t> strides{};  ///< In elements.
 };
 
 /// Working state in the session.

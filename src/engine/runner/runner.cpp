@@ -162,6 +162,19 @@ void Runner::built() {
   if (config_.runners.device == Device::cuda) ipc::send(lifeline_, said_built);
 }
 
+replica::SharedParameters Runner::share(base::UniqueFd memory) {
+  if (!write_guard_) return {};
+  shared_ = std::move(memory);
+  const auto bytes = session_.header().bytes.parameters;
+  shared_to_read_ = ipc::Mapping(shared_.get(), 0, bytes, ipc::Access::read);
+  shared_to_write_ = ipc::Mapping(shared_.get(), 0, bytes, ipc::Access::read_write);
+  shared_to_read_.keep_from_children();
+  shared_to_write_.keep_from_children();
+  write_guard_->add(shared_to_read_.data(), shared_.get());
+  return {replica::places_of(shared_to_read_.data(), manifest_),
+          replica::places_of(shared_to_write_.data(), manifest_)};
+}
+
 void Runner::backward_begins() {
   enter(Phase::backward);
   base::fault_point(FaultPhase::backward);

@@ -10,6 +10,8 @@
 #include <vector>
 
 #include "accelmgr/config.hpp"
+#include "base/ipc/memory.hpp"
+#include "base/unique_fd.hpp"
 #include "engine/replica/replica.hpp"
 #include "engine/runner/batches.hpp"
 #include "engine/runner/gradients.hpp"
@@ -48,6 +50,7 @@ class Runner final : private replica::Sink {
   bool keeps_gradients() override {
     return session_.control().request.applies == session::Applies::one_replica;
   }
+  replica::SharedParameters share(base::UniqueFd memory) override;
   bool is_stale(std::size_t index) override { return frozen_are_stale_ || gradients_.is_trained(index); }
   void shard(session::RankMask team, session::Bytes shard, const std::byte* sums) override {
     gradients_.shard(shard, sums);
@@ -106,6 +109,8 @@ class Runner final : private replica::Sink {
   session::Reduction reduction_;
   std::optional<RoundedParameters> rounded_parameters_;
   std::unique_ptr<replica::Replica> replica_;
+  base::UniqueFd shared_;  ///< See share().
+  ipc::Mapping shared_to_read_, shared_to_write_;
   std::optional<WriteGuard> write_guard_;
   std::optional<TeamPart> team_part_;  ///< Set by the constructor.
   session::Ballot ballot_{};

@@ -24,22 +24,28 @@ namespace {
 // Of a parameter that was put back, relative to its largest element: two units in the last place of 16 bits.
 constexpr double most_rounding = 1e-4, most_bfloat16_rounding = 1.0 / 64, most_float16_rounding = 1.0 / 512;
 
+enum Pages : int { shared, changing, own };
 struct Region {
   std::byte* begin = nullptr;
   std::size_t bytes = 0;  ///< Whole pages.
   int fd = -1;
   off_t offset = 0;
+  std::atomic<int> pages{shared};
 };
-enum Pages : int { of_master, changing, own };
 
-// Set before the handlers are installed and constant afterwards, so that a signal handler may read them.
+// Set while no model computes, so that a signal handler may read them.
 const session::RunnerView* guarded = nullptr;
-Region region;
-std::atomic<int> pages{of_master};
+Region regions[2];  // The second one, and its bytes, are empty until add().
 alignas(16) std::byte handler_stack[64 * 1024];
 
+Region* region_of(const std::byte* address) noexcept {
+  for (auto& region : regions)
+    if (address >= region.begin && address < region.begin + region.bytes) return &region;
+  return nullptr;
+}
+
 /// Maps the parameters anew. Safe in a signal handler.
-bool map(int protection, int flags) noexcept {
+bool map(const Region& region, int protection, int flags) noexcept {
   void* made = mmap(region.begin, region.bytes, protection, flags | MAP_FIXED, region.fd, region.offset);
   return made != MAP_FAILED && madvise(made, region.bytes, MADV_DONTFORK) == 0;
 }
@@ -49,17 +55,18 @@ bool map(int protection, int flags) noexcept {
 void on_fault(int signal_number, siginfo_t* info, void*) {
   const auto* address = static_cast<const std::byte*>(info->si_addr);
   const bool sent = info->si_code <= 0;  // A process sent the signal: no instruction has faulted.
-  if (sent || address < region.begin || address >= region.begin + region.bytes) {
+  auto* const region = region_of(address);
+  if (sent || region == nullptr) {
     signal(signal_number, SIG_DFL);  // The instruction faults again, now with the default action.
     if (sent) raise(signal_number);
     return;
   }
-  int expected = of_master;
-  if (!pages.compare_exchange_strong(expected, changing)) {
-    while (pages.load() == changing) sched_yield();
+  int expected = shared;
+  if (!region->pages.compare_exchange_strong(expected, changing)) {
+    while (region->pages.load() == changing) sched_yield();
     return;
   }
-  if (map(PROT_READ | PROT_WRITE, MAP_PRIVATE)) return pages.store(own);
+  if (map(*region, PROT_READ | PROT_WRITE, MAP_PRIVATE)) return region->pages.store(own);
   session::refuse_attempt(
       *guarded, guarded->session().word().attempt, session::Reason::exception,
       "the model wrote into its parameters, and there is no memory for a copy of its own");
@@ -118,6 +125,14 @@ bool moved(const session::TensorEntry& tensor, const std::byte* now, const std::
   return moved<float>(now, before, count);
 }
 
+/// Makes the pages of the region the shared ones again.
+void restore(Region& region) {
+  if (region.pages.load() == shared) return;
+  if (!map(region, PROT_READ, MAP_SHARED)) throw SystemError("mapping the parameters again", errno);
+  region.pages.store(shared);
+  ipc::populate_read(region.begin, region.bytes);
+}
+
 }  // namespace
 
 WriteGuard::WriteGuard(const session::RunnerView& runner, const session::Manifest& manifest)
@@ -125,10 +140,11 @@ WriteGuard::WriteGuard(const session::RunnerView& runner, const session::Manifes
   constexpr std::size_t page = 4096;
   const auto& session = runner.session();
   guarded = &runner;
-  region = {.begin = runner.parameters(),
-            .bytes = (session.header().bytes.parameters + page - 1) / page * page,
-            .fd = session.fds().front(),
-            .offset = static_cast<off_t>(session.parameters_offset())};
+  auto& region = regions[0];
+  region.begin = runner.parameters();
+  region.bytes = (session.header().bytes.parameters + page - 1) / page * page;
+  region.fd = session.fds().front();
+  region.offset = static_cast<off_t>(session.parameters_offset());
   const stack_t stack{.ss_sp = handler_stack, .ss_flags = 0, .ss_size = sizeof handler_stack};
   sigaltstack(&stack, nullptr);
   struct sigaction action {};
@@ -139,22 +155,28 @@ WriteGuard::WriteGuard(const session::RunnerView& runner, const session::Manifes
   sigaction(SIGBUS, &action, nullptr);
 }
 
+void WriteGuard::add(std::byte* begin, int fd) {
+  auto& region = regions[1];
+  region.begin = begin;
+  region.fd = fd;
+  region.bytes = regions[0].bytes;
+}
+
 void WriteGuard::begin() {
-  if (pages.load() == of_master) return;
-  if (!map(PROT_READ, MAP_SHARED)) throw SystemError("mapping the master parameters again", errno);
-  pages.store(of_master);
-  ipc::populate_read(region.begin, region.bytes);
+  for (auto& region : regions) restore(region);
 }
 
 std::string WriteGuard::check() {
-  if (pages.load() == of_master) return {};
-  const ipc::Mapping master(region.fd, static_cast<std::uint64_t>(region.offset), region.bytes,
-                            ipc::Access::read);
   std::string name;
-  for (const auto& tensor : manifest_.tensors)
-    if (name.empty() && moved(tensor, region.begin + tensor.offset, master.data() + tensor.offset))
-      name = tensor.name;
-  begin();
+  for (auto& region : regions) {
+    if (region.pages.load() == shared) continue;
+    const ipc::Mapping before(region.fd, static_cast<std::uint64_t>(region.offset), region.bytes,
+                              ipc::Access::read);
+    for (const auto& tensor : manifest_.tensors)
+      if (name.empty() && moved(tensor, region.begin + tensor.offset, before.data() + tensor.offset))
+        name = tensor.name;
+    restore(region);
+  }
   return name;
 }
 

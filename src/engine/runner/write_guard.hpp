@@ -1,7 +1,7 @@
 // Models that move their parameters in forward() and put them back, as adversarial training does. Runners map
-// the master parameters read-only. At the first write in a micro-batch the runner gets a private copy of the
-// pages that it writes; after the micro-batch it reads the master's again. So a move is seen by nobody else.
-// One that was not taken back would be lost: it is an error.
+// the parameters read-only that they share. At the first write in a micro-batch the runner gets a private
+// copy of the pages that it writes; after the micro-batch it reads the shared ones again. So a move is seen
+// by nobody else. One that was not taken back would be lost: it is an error.
 #pragma once
 
 #include <string>
@@ -15,10 +15,15 @@ namespace accelmgr::runner {
 /// a process; `runner` and `manifest` must stay valid until it ends.
 class WriteGuard {
  public:
+  /// Guards the master parameters.
   WriteGuard(const session::RunnerView& runner, const session::Manifest& manifest);
 
-  /// Makes the parameters the master's again. Call it before an attempt, which may find what an earlier one
-  /// left.
+  /// Guards another copy of the parameters, too, which has the master's layout: the file `fd`, mapped
+  /// read-only at `begin`. Both must stay until the process ends. Call it once.
+  void add(std::byte* begin, int fd);
+
+  /// Makes the parameters the shared ones again. Call it before an attempt, which may find what an earlier
+  /// one left.
   void begin();
   /// The same, after a micro-batch. Returns the name of a parameter that was not put back, or nothing.
   /// Differences from rounding are dropped, but not of a frozen parameter.

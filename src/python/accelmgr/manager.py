@@ -19,6 +19,7 @@ from accelmgr import _native
 from accelmgr._common import arguments, loaders
 from accelmgr._common.child import embed
 from accelmgr._common.inner import Order
+from accelmgr._common.joint_update import SharedParameters, is_divisible
 from accelmgr._common.model_changes import named_leaves
 from accelmgr._common.objective import Extra, Loss, made_whole, whole
 from accelmgr._host import optimizers, program, sharing, status
@@ -595,6 +596,14 @@ class Manager(Driver):
     def standing(self) -> Standing:
         """For InnerSteps: where the run stands."""
         return Standing(self._handle.continuation(), self._handle.statistics().elements, self._delivery.grown)
+
+    def shared_parameters(self, optimizer: torch.optim.Optimizer) -> SharedParameters | None:
+        """For InnerSteps: memory that the runners update together; None if each has parameters of its own."""
+        handle = self._handle
+        several = handle.device == "cpu" and len(handle.statistics().runners) > 1
+        if not several or handle.team_shrinks or not handle.protects_parameters or not is_divisible(optimizer):
+            return None  # A team that shrinks goes on with what a survivor has.
+        return SharedParameters(handle, self._bound.leaves(), optimizer)
 
     def keep_elements(self, since: Callable[[], int]) -> None:
         """For InnerSteps: those from `since()` on may be asked for again."""

@@ -31,6 +31,16 @@ Numbers = dict[str, Any]
 """Of a group of an optimizer: all but its parameters."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Division:
+    """Several runners on the CPU update parameters that they share: joint_update.py."""
+
+    memory: str
+    """The address of the shared parameters, `PID:FD`."""
+    ranks: list[int]
+    """Which updates each parameter of the optimizer, group by group."""
+
+
 @dataclasses.dataclass
 class Order:
     """What the host asks of one step."""
@@ -44,16 +54,20 @@ class Order:
     clip_grad_norm: float | None
     loads: bool
     """The host had the parameters of the runners, and may have written to them since."""
+    division: Division | None = None
+    """None: each runner has all parameters, and updates all of them."""
     repeated: int = 0
     """StepResult.repeated."""
 
 
 @dataclasses.dataclass
 class Outcome:
-    """What inner steps have made of an optimizer, group by group. For each tensor it has a Lies."""
+    """What inner steps have made of an optimizer. For each tensor it has a Lies."""
 
-    values: list[list[Any]]
-    state: list[list[dict[str, Any]]]
+    values: list[Any]
+    """Of its parameters, group by group; None if all runners share the parameters."""
+    state: list[dict[str, Any]]
+    """Likewise; empty for a parameter that another runner updates."""
     groups: list[Numbers]
 
 
@@ -73,6 +87,14 @@ class Shelf(HostFile):
     def __init__(self) -> None:
         super().__init__(NAME)
         self._mapped: mmap.mmap | None = None
+
+    def open(self, outcome: Outcome) -> Outcome:
+        """With tensors, until a runner puts others there."""
+        return Outcome(
+            list(map(self.taken, outcome.values)),
+            [{name: self.taken(value) for name, value in state.items()} for state in outcome.state],
+            outcome.groups,
+        )
 
     def taken(self, value: Any) -> Any:
         """The tensor of a Lies, until a runner puts others there; another value as it is."""
@@ -107,12 +129,14 @@ class _Putting:
         return lies
 
     def write(self, address: str) -> None:
+        if self._size == 0:
+            return  # No tensor, or all are empty.
         pid, fd = address.split(":")
         file = open_memfd(pid, fd, NAME, os.O_RDWR)
         try:
             if os.fstat(file).st_size < self._size:
                 os.ftruncate(file, self._size)
-            with mmap.mmap(file, max(self._size, 1)) as memory:
+            with mmap.mmap(file, self._size) as memory:
                 for tensor, lies in self._tensors:
                     _tensor_in(memory, lies).copy_(tensor)
         finally:
@@ -125,8 +149,10 @@ class Resident:
     present: Resident | None = None
     """That of this process."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, own: set[int] | None = None) -> None:
+        """own: the parameters that this runner updates, by id(); None: all."""
         self.optimizer = optimizer
+        self.own = own
         self.made = 0
         self._failure = ""
 
@@ -140,21 +166,30 @@ class Resident:
                 "makes them again"
             )
 
-    def step(self, order: Order, parameters: list[torch.Tensor]) -> float:
-        """Their `.grad` is the mean gradient. The step is committed: what the optimizer raises is the error of the next
-        one, or of a sync. Returns the norm before clipping, or 0."""
-        norm: torch.Tensor | float = 0.0
+    def step(self, order: Order, parameters: list[torch.Tensor], norm: torch.Tensor | None = None) -> float:
+        """Their `.grad` is the mean gradient. norm: of all gradients, if there are others that count.
+
+        The step is committed: what the optimizer raises is the error of the next one, or of a sync. Returns the norm
+        before clipping, or 0.
+        """
         try:
             for group, numbers in zip(self.optimizer.param_groups, order.groups, strict=True):
                 group.update(numbers)
-            if order.clip_grad_norm is not None:
+            if order.clip_grad_norm is not None and norm is None:
                 norm = torch.nn.utils.clip_grad_norm_(parameters, order.clip_grad_norm)
+            elif order.clip_grad_norm is not None and norm is not None:
+                torch.nn.utils.clip_grads_with_norm_(parameters, order.clip_grad_norm, norm)
             self.optimizer.step()
         except Exception as error:
             self._failure = describe(error)
         else:
             self.made += 1
-        return float(norm)  # A device is waited for when it has the optimizer's work.
+        return 0.0 if norm is None else float(norm)  # A device is waited for when it has the optimizer's work.
+
+
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """Group by group."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def numbers_of(group: dict[str, Any]) -> Numbers:
@@ -163,18 +198,14 @@ def numbers_of(group: dict[str, Any]) -> Numbers:
 
 def outcome(made: int, address: str, _model: Any) -> Outcome:
     """In a runner, by Manager.call(). address: of a Shelf. Raises ModelError as Resident.check()."""
-    optimizer = _resident(made).optimizer
+    resident = _resident(made)
+    parameters, own = parameters_of(resident.optimizer), resident.own
+    states = [resident.optimizer.state.get(each, {}) if own is None or id(each) in own else {} for each in parameters]
     putting = _Putting()
     found = Outcome(
-        [list(map(putting.put, group["params"])) for group in optimizer.param_groups],
-        [
-            [
-                {name: putting.put(value) for name, value in optimizer.state.get(parameter, {}).items()}
-                for parameter in group["params"]
-            ]
-            for group in optimizer.param_groups
-        ],
-        [numbers_of(group) for group in optimizer.param_groups],
+        [putting.put(parameter if own is None else None) for parameter in parameters],
+        [{name: putting.put(value) for name, value in state.items()} for state in states],
+        [numbers_of(group) for group in resident.optimizer.param_groups],
     )
     putting.write(address)
     return found
@@ -183,11 +214,10 @@ def outcome(made: int, address: str, _model: Any) -> Outcome:
 def checksums(made: int, _model: Any) -> list[int]:
     """Likewise: of each parameter of the optimizer, computed where it is."""
     found = []
-    for group in _resident(made).optimizer.param_groups:
-        for parameter in group["params"]:
-            value = parameter.detach().contiguous()
-            value = torch.view_as_real(value) if value.is_complex() else value
-            found.append(int(value.view(WORDS[value.element_size()]).sum(dtype=torch.int64)))
+    for parameter in parameters_of(_resident(made).optimizer):
+        value = parameter.detach().contiguous()
+        value = torch.view_as_real(value) if value.is_complex() else value
+        found.append(int(value.view(WORDS[value.element_size()]).sum(dtype=torch.int64)))
     return found
 
 

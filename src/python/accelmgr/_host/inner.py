@@ -21,7 +21,18 @@ import torch
 from accelmgr import _native
 from accelmgr._common.buffers import alike
 from accelmgr._common.grown_buffers import Forms
-from accelmgr._common.inner import OPTIMIZERS, Numbers, Order, Outcome, Shelf, checksums, numbers_of, outcome
+from accelmgr._common.inner import (
+    OPTIMIZERS,
+    Numbers,
+    Order,
+    Outcome,
+    Shelf,
+    checksums,
+    numbers_of,
+    outcome,
+    parameters_of,
+)
+from accelmgr._common.joint_update import SharedParameters
 from accelmgr._common.kept_attributes import MISSING, kept_attributes
 from accelmgr._common.memory import write
 from accelmgr.errors import ManagerLost, ModelError, RunnerError, RunnerLost, SessionError, UsageError
@@ -71,9 +82,11 @@ class InnerSteps:
         """By the number of steps before: those since the last sync, with all numbers of the groups."""
         self._reached = 0
         """Steps that were committed, whatever the session says after it went back."""
-        self._shelf = Shelf()
+        self._shelves: dict[int, Shelf] = {}  # By rank.
+        self._shared: SharedParameters | None = None
         self._manager_pid = self._replacements = 0  # The manager, and its count, when runners last got the optimizer.
-        self._trained: list[list[torch.Tensor]] = []  # The parameters of each group that the runners have.
+        self._trained: list[torch.Tensor] = []  # The parameters that the runners have, group by group.
+        self._sizes: list[int] = []  # Of these groups.
         self._parameters: list[tuple[int, int]] = []  # When they last went to the runners.
         self._is_taking = False  # A sync has begun to write here.
         self._repeated = 0  # Steps that were made again since the last result.
@@ -106,7 +119,7 @@ class InnerSteps:
 
     def _versions(self) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
         """Of the parameters, and of the optimizer's state."""
-        parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        parameters = parameters_of(self.optimizer)
         states = [value for state in self.optimizer.state.values() for value in state.values()]
         return (
             [(id(each), each._version) for each in parameters],
@@ -118,7 +131,7 @@ class InnerSteps:
     def is_stale(self) -> bool:
         """Whether the processes do not have the optimizer as it is here: its groups and its state."""
         sizes = [len(group["params"]) for group in self.optimizer.param_groups]
-        if self._manager_pid == 0 or sizes != list(map(len, self._trained)):
+        if self._manager_pid == 0 or sizes != self._sizes:
             return True
         return self._versions()[1] != self._state
 
@@ -126,6 +139,10 @@ class InnerSteps:
         """Whether a process has taken the place of one that had all steps."""
         statistics = self._manager.statistics()
         return (statistics.manager_pid, statistics.replacements) != (self._manager_pid, self._replacements)
+
+    @property
+    def _team(self) -> list[int]:
+        return [runner.rank for runner in self._manager.statistics().runners]
 
     def renew(self) -> None:
         """All processes have what this one has, and the steps that are ahead were made again."""
@@ -141,7 +158,9 @@ class InnerSteps:
         self._base = statistics.steps
         self._known: list[Numbers] = [numbers_of(group) for group in self.optimizer.param_groups]
         self._changed: list[set[str]] = [set() for _ in self._known]
-        self._trained = [list(group["params"]) for group in self.optimizer.param_groups]
+        self._trained = parameters_of(self.optimizer)
+        self._sizes = [len(group["params"]) for group in self.optimizer.param_groups]
+        self._shared = self._manager.shared_parameters(self.optimizer)
         self._state = self._versions()[1]
         self._manager.keep_elements(lambda: self._standing.elements)
 
@@ -189,7 +208,10 @@ class InnerSteps:
             {name: value for name, value in group.items() if name in changed}
             for group, changed in zip(numbers, self._changed, strict=True)
         ]
-        return Order(self._number, steps - self._base, groups, clip_grad_norm, loads)
+        if self._shared is not None and loads:
+            self._shared.load()
+        division = self._shared.division if self._shared is not None else None
+        return Order(self._number, steps - self._base, groups, clip_grad_norm, loads, division)
 
     def counted(self, result: _native.StepResult) -> None:
         """The step that was ordered last was committed."""
@@ -238,7 +260,7 @@ class InnerSteps:
             made = self._steps - self._base
             try:
                 self._check_alike(made)
-                return self._take(self._ask(functools.partial(outcome, made, self._shelf.address), 0))
+                return self._take(self._outcome(made))
             except _Lost as error:
                 lost = error
             self.go_back()
@@ -250,25 +272,36 @@ class InnerSteps:
             return self._manager.call(function, rank=rank)
         except (RunnerError, SessionError) as error:
             raise _Lost(str(error)) from error
-        except ModelError as error:
+        except (ModelError, UsageError) as error:  # UsageError: the rank has left the team.
             if self.are_others():
                 raise _Lost(str(error)) from error
             raise
+
+    def _outcome(self, made: int) -> Outcome:
+        """With tensors, which are valid until runners make the next step or put others there."""
+        found = {}
+        for rank in self._team if self._shared is not None else self._team[:1]:
+            shelf = self._shelves.setdefault(rank, Shelf())
+            found[rank] = shelf.open(self._ask(functools.partial(outcome, made, shelf.address), rank))
+        first = next(iter(found.values()))
+        if self._shared is None:
+            return first
+        states = [found[rank].state[index] for index, rank in enumerate(self._shared.division.ranks)]
+        return Outcome(self._shared.values, states, first.groups)
 
     def _take(self, found: Outcome) -> None:
         self._note_changed()
         self._is_taking = True
         groups = self.optimizer.param_groups
-        for parameters, values, states in zip(self._trained, found.values, found.state, strict=True):
-            for parameter, value, state in zip(parameters, values, states, strict=True):
-                write(parameter, self._shelf.taken(value))
-                own = self.optimizer.state[parameter] if state else {}
-                for name, entry in state.items():
-                    taken, former = self._shelf.taken(entry), own.get(name)
-                    if alike(former, taken):
-                        write(former, taken)
-                    else:
-                        own[name] = taken.clone() if isinstance(taken, torch.Tensor) else taken
+        for parameter, value, state in zip(self._trained, found.values, found.state, strict=True):
+            write(parameter, value)
+            own = self.optimizer.state[parameter] if state else {}
+            for name, taken in state.items():
+                former = own.get(name)
+                if alike(former, taken):
+                    write(former, taken)
+                else:
+                    own[name] = taken.clone() if isinstance(taken, torch.Tensor) else taken
         for group, numbers, known, changed in zip(groups, found.groups, self._known, self._changed, strict=False):
             own = {name: value for name, value in numbers.items() if name not in changed}
             group.update(own)  # Some optimizers keep a state there.
@@ -278,8 +311,8 @@ class InnerSteps:
 
     def _check_alike(self, made: int) -> None:
         """Raises SessionError unless all ranks have the same bits."""
-        ranks = [runner.rank for runner in self._manager.statistics().runners]
-        if len(ranks) < 2:
+        ranks = self._team
+        if len(ranks) < 2 or self._shared is not None:  # What they share cannot differ.
             return
         first, *others = (self._ask(functools.partial(checksums, made), rank) for rank in ranks)
         for rank, other in zip(ranks[1:], others, strict=True):

@@ -14,8 +14,9 @@ from typing import Any, TypeGuard
 import torch
 
 from accelmgr import _native
+from accelmgr._common.joint_update import Place
 from accelmgr._common.memory import order_of, ordered, tensor_over, unfilled
-from accelmgr._runner.replica import Abandoned, Changes, Field, Kept, Place, Replica, put_back, set_aside
+from accelmgr._runner.replica import Abandoned, Changes, Field, Kept, Replica, put_back, set_aside
 from accelmgr.errors import ConfigError, DeviceError, ModelError
 
 KEY = "runners.device"

@@ -151,7 +151,14 @@ def make_replica(
         if computes:
             check_autocast(autocast, torch.device("cpu"))
         return Replica(
-            model, collate_fn, autocast=autocast, changes=changes, grown=grown, tell=needed, has_values=has_values
+            model,
+            collate_fn,
+            autocast=autocast,
+            changes=changes,
+            grown=grown,
+            tell=needed,
+            has_values=has_values,
+            rank=rank,
         )
     if device == "cuda":
         cuda = _opened_cuda(rank)

@@ -25,7 +25,8 @@ from accelmgr._common.constants import CHANGES, Constants
 from accelmgr._common.describe import describe
 from accelmgr._common.elements import PICKLED, collated, mapped, restore_structure, structure_of
 from accelmgr._common.grown_buffers import Forms
-from accelmgr._common.inner import OPTIMIZERS, Order, Resident
+from accelmgr._common.inner import OPTIMIZERS, Order, Resident, parameters_of
+from accelmgr._common.joint_update import JointUpdate, Place
 from accelmgr._common.long_elements import element_in
 from accelmgr._common.memory import dense_over, dtype_name, order_of, ordered, tensor_over
 from accelmgr._common.model_changes import MODES, Structure, named_leaves
@@ -40,9 +41,6 @@ Field = tuple[str, str, tuple[int, ...], Any]
 """Of a micro-batch: name, dtype, shape, and its bytes while run() lasts."""
 Description = tuple[str, str, tuple[int, ...], tuple[int, ...], int, int, bool]
 """Of a tensor: name, dtype, shape, strides, address, identity; requires a gradient (parameter), persistent (buffer)."""
-
-Place = tuple[Any, str, tuple[int, ...]]
-"""Of a parameter in the master: its bytes, dtype and strides."""
 
 AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 """The dtypes of `runners.autocast`, which may also be "off"."""
@@ -277,12 +275,14 @@ class Replica:
         grown: Forms | None = None,
         tell: Callable[[Forms], None] | None = None,
         has_values: bool = True,
+        rank: int = 0,
     ) -> None:
         """changes: what the host changes after the start; None if it does not have the model. grown, tell: see Buffers.
 
         has_values: False if the parameters get theirs from the host.
         """
         self._has_values = has_values
+        self._rank = rank
         self._model = model
         self._place = model.place if isinstance(model, Objective) else None
         self._changes = changes
@@ -307,6 +307,8 @@ class Replica:
         self._places: list[Place] = []
         self._resident: Resident | None = None
         """The optimizer, if the last step was an inner one."""
+        self._joint: JointUpdate | None = None
+        """If it updates a part of the parameters."""
         self._order: Order | None = None
         """The last one that was followed."""
         self._losses: list[torch.Tensor] = []
@@ -383,17 +385,25 @@ class Replica:
         if order is None:
             if self._resident is not None:
                 self._leave_home()
-            self._resident = None
+            self._resident = self._joint = None
             return None
         if self._resident is None:
             self._check_own()
-            self._resident = Resident.present = Resident(OPTIMIZERS[order.optimizer])
+            self._begin_inner(order)
+        assert self._resident is not None
         if order is not self._order:
             self._resident.check(order.made)
             if order.loads:
-                self._take_home()
+                self._take_home(self._resident)
             self._order = order
         return order
+
+    def _begin_inner(self, order: Order) -> None:
+        optimizer = OPTIMIZERS[order.optimizer]
+        if order.division is not None:
+            assert self._sink is not None
+            self._joint = JointUpdate(order.division, self._rank, optimizer, self._parameters, self._sink)
+        self._resident = Resident.present = Resident(optimizer, self._joint.own if self._joint is not None else None)
 
     def _check_own(self) -> None:
         """Raises ModelError if the parameters cannot stay with the replica."""
@@ -409,11 +419,15 @@ class Replica:
                 "optimizer.step() in the host"
             )
 
-    def _take_home(self) -> None:
-        """The replica has the parameters of the master as its own."""
-        with torch.no_grad():
+    def _take_home(self, resident: Resident) -> None:
+        """The optimizer's parameters are the replica's own, with the values of the master, or those of its team."""
+        if self._joint is not None:
+            self._joint.take_home()
+        else:
+            trained = set(map(id, parameters_of(resident.optimizer)))
             for parameter, (memory, dtype, strides) in zip(self._parameters, self._places, strict=True):
-                parameter.data = tensor_over(memory, dtype, parameter.shape, strides).clone()
+                if id(parameter) in trained:
+                    parameter.data = tensor_over(memory, dtype, parameter.shape, strides).clone()
         self._addresses = list(map(_address, self._parameters))
 
     def _leave_home(self) -> None:
@@ -430,6 +444,8 @@ class Replica:
         """
         order = self._follow_order()
         assert order is not None and self._resident is not None
+        if self._joint is not None:
+            return self._joint.step(self._resident, order, gradients)
         for parameter, gradient in zip(self._parameters, gradients, strict=False):
             parameter.grad = None
             if gradient is not None:

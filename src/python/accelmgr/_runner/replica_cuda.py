@@ -22,6 +22,7 @@ from accelmgr import _native
 from accelmgr._common.describe import describe
 from accelmgr._common.elements import PICKLED, mapped, restore_structure
 from accelmgr._common.inner import Order, Resident
+from accelmgr._common.joint_update import Place
 from accelmgr._common.memory import dense_over, stored
 from accelmgr._runner.cuda import Cuda, failure_of
 from accelmgr._runner.cuda_gradient_hooks import CudaGradientHooks
@@ -33,7 +34,6 @@ from accelmgr._runner.replica import (
     Changes,
     Description,
     Field,
-    Place,
     described,
 )
 from accelmgr.errors import ConfigError, DeviceError, ModelError, UsageError
@@ -130,7 +130,7 @@ class CudaReplica(DeviceReplica):
             return
         self._is_stale = True  # Behind them the first batch would wait for all of them, in a queue of the device.
 
-    def _take_home(self) -> None:
+    def _take_home(self, resident: Resident) -> None:
         """They are on the device already, and their values come with the first batch."""
 
     def _leave_home(self) -> None:
