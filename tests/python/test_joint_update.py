@@ -17,6 +17,16 @@ from accelmgr._common.joint_update import NAME
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
+def files_of(pid: int | str) -> int:
+    found = 0
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        try:
+            found += NAME in os.readlink(f"/proc/{pid}/fd/{fd}")
+        except FileNotFoundError:
+            continue
+    return found
+
+
 def updated_here(model: nn.Module) -> list[str]:
     """In a runner: the parameters whose state its optimizer has."""
     names = {parameter: name for name, parameter in model.named_parameters()}
@@ -38,6 +48,28 @@ def test_each_runner_updates_some_parameters_and_has_their_state_alone():
         trained = [name for name, _ in model.named_parameters() if not name.startswith("unused")]
         assert sorted(name for names in of_ranks for name in names) == sorted(trained)
         assert_same((model, optimizer), in_host(adamw, 6, 3, clip=0.5, rates=0))
+
+
+OF_TORCH = sorted(
+    (kind for kind in vars(torch.optim).values() if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)),
+    key=lambda kind: kind.__name__,
+)
+REFUSED = (torch.optim.Optimizer, torch.optim.LBFGS, torch.optim.SparseAdam)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in OF_TORCH if kind not in REFUSED], ids=lambda kind: kind.__name__)
+def test_each_optimizer_of_torch_gives_the_bits_that_it_gives_in_the_host(kind):
+    def make(parameters) -> torch.optim.Optimizer:
+        only = [each for each in parameters if each.ndim == 2 or kind.__name__ != "Muon"]
+        return kind(only, 0.01)
+
+    model = Net()
+    optimizer = make(model.parameters())
+    with manager_of(model, runners=3) as manager:
+        for _ in manager.steps(7, optimizer=optimizer, sync_every=3):
+            pass
+        assert files_of("self") == 1
+        assert_same((model, optimizer), in_host(make, 7, 3, rates=0))
 
 
 def divide(optimizer: torch.optim.Optimizer, *arguments) -> None:
@@ -125,16 +157,6 @@ def test_a_team_that_shrinks_has_all_of_the_state_in_each_runner():
                 os.kill(manager.statistics().runners[0].pid, 9)
         assert [runner.rank for runner in manager.statistics().runners] == [1, 2]
         assert manager.synced_step == 9
-
-
-def files_of(pid: int | str) -> int:
-    found = 0
-    for fd in os.listdir(f"/proc/{pid}/fd"):
-        try:
-            found += NAME in os.readlink(f"/proc/{pid}/fd/{fd}")
-        except FileNotFoundError:
-            continue
-    return found
 
 
 def test_the_shared_memory_is_there_once_and_goes_with_the_inner_steps():

@@ -38,7 +38,7 @@ def is_divisible(optimizer: torch.optim.Optimizer) -> bool:
     if any(not (getattr(hook, "__module__", None) or "").startswith("accelmgr.") for hook in hooks):
         return False
     code = type(optimizer), type(optimizer).step, optimizer.step
-    return all(part.__module__.startswith("torch.optim.") for part in code)
+    return all(part.__module__.split(".")[:2] == ["torch", "optim"] for part in code)
 
 
 def division_of(parameters: Sequence[torch.Tensor], memory: str, team: list[int]) -> Division:
