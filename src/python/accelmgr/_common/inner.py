@@ -20,7 +20,7 @@ from accelmgr._common.memfd import HostFile, open_memfd
 from accelmgr.errors import ModelError
 
 OPTIMIZERS: weakref.WeakValueDictionary[int, torch.optim.Optimizer] = weakref.WeakValueDictionary()
-"""Of the host, and so of its forks, by number."""
+"""The optimizers of inner steps in the host, and so in its forks, by number."""
 
 NAME = "accelmgr-inner"
 ALIGNMENT = 64
@@ -28,7 +28,7 @@ WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 """By the bytes of an element."""
 
 Numbers = dict[str, Any]
-"""Of a group of an optimizer: all but its parameters."""
+"""What a group of an optimizer has beside its parameters: learning rate, momentum and the like."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,11 +46,11 @@ class Order:
     """What the host asks of one step."""
 
     optimizer: int
-    """Its number."""
+    """Its number in OPTIMIZERS."""
     made: int
     """How many inner steps the runners have made since they were forked."""
     groups: list[Numbers]
-    """Of each group what the host has changed since then."""
+    """What the host has changed since then, group by group."""
     clip_grad_norm: float | None
     loads: bool
     """The host had the parameters of the runners, and may have written to them since."""
@@ -73,7 +73,7 @@ class Outcome:
 
 @dataclasses.dataclass
 class Lies:
-    """Where a tensor lies in a Shelf."""
+    """The place of a tensor in a Shelf."""
 
     offset: int
     dtype: torch.dtype
@@ -147,7 +147,7 @@ class Resident:
     """The optimizer of a runner."""
 
     present: Resident | None = None
-    """That of this process."""
+    """The one of this process."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, own: set[int] | None = None) -> None:
         """own: the parameters that this runner updates, by id(); None: all."""

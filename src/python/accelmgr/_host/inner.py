@@ -43,19 +43,19 @@ if TYPE_CHECKING:
 logger = logging.getLogger("accelmgr")
 
 MOST_RETURNS = 3
-"""So often in a row the run goes back without a step more."""
+"""The run goes back at most this often in a row without a further step."""
 
 _numbers = itertools.count(1)
 
 
 @dataclasses.dataclass(frozen=True)
 class Standing:
-    """Where a run stands."""
+    """A place that a run can go back to."""
 
     state: str
     """Counters, generators and the state of the data source, as Handle.continuation() gives them."""
     elements: int
-    """How many committed steps have consumed."""
+    """How many elements committed steps have consumed."""
     kept: Forms
     """Attributes of modules that are kept as buffers are."""
 
@@ -67,11 +67,11 @@ def _differs(one: Any, other: Any) -> bool:
 
 
 class _Lost(Exception):
-    """A process that had steps that are ahead."""
+    """A process was lost that had made steps which are ahead."""
 
 
 class InnerSteps:
-    """Of one optimizer. It ends when another kind of step is made."""
+    """The inner steps of one optimizer. The manager drops it when a step of another kind follows."""
 
     def __init__(self, manager: Manager, optimizer: torch.optim.Optimizer) -> None:
         self._manager: Manager = weakref.proxy(manager)
@@ -79,15 +79,15 @@ class InnerSteps:
         self._number = next(_numbers)
         OPTIMIZERS[self._number] = optimizer
         self._orders: dict[int, tuple[Order, list[Numbers]]] = {}
-        """By the number of steps before: those since the last sync, with all numbers of the groups."""
+        """The orders since the last sync, with all hyperparameters then; by the number of steps committed before."""
         self._reached = 0
-        """Steps that were committed, whatever the session says after it went back."""
+        """How many steps were committed, those included that the session has lost by going back."""
         self._shelves: dict[int, Shelf] = {}  # By rank.
         self._shared: SharedParameters | None = None
-        self._manager_pid = self._replacements = 0  # The manager, and its count, when runners last got the optimizer.
+        self._manager_pid = self._replacements = 0  # When runners last got the optimizer.
         self._trained: list[torch.Tensor] = []  # The parameters that the runners have, group by group.
         self._sizes: list[int] = []  # Of these groups.
-        self._parameters: list[tuple[int, int]] = []  # When they last went to the runners.
+        self._parameters: list[tuple[int, int]] = []  # Their versions when they last went to the runners.
         self._is_taking = False  # A sync has begun to write here.
         self._repeated = 0  # Steps that were made again since the last result.
         self._note_sync()
@@ -98,7 +98,7 @@ class InnerSteps:
 
     @property
     def ahead(self) -> int:
-        """How many committed steps this process has not the parameters of."""
+        """How many committed steps are missing in the parameters of this process."""
         return max(self._steps, self._reached) - self.synced_step
 
     # What this process has
@@ -118,7 +118,7 @@ class InnerSteps:
         _, self._state = self._versions()
 
     def _versions(self) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-        """Of the parameters, and of the optimizer's state."""
+        """Object and version of each parameter, and of each tensor of the optimizer's state."""
         parameters = parameters_of(self.optimizer)
         states = [value for state in self.optimizer.state.values() for value in state.values()]
         return (
@@ -196,14 +196,14 @@ class InnerSteps:
         return order
 
     def _note_changed(self) -> list[Numbers]:
-        """Notes what the host has changed of the groups that the processes have. Returns what all have now."""
+        """Notes which hyperparameters the host has changed since the processes began. Returns all present ones."""
         present = [numbers_of(group) for group in self.optimizer.param_groups]
         for numbers, known, changed in zip(present, self._known, self._changed, strict=False):
             changed.update(name for name, value in numbers.items() if name not in known or _differs(value, known[name]))
         return present
 
     def _order(self, numbers: list[Numbers], clip_grad_norm: float | None, loads: bool, steps: int) -> Order:
-        """steps: that were committed before."""
+        """steps: how many were committed before."""
         groups = [
             {name: value for name, value in group.items() if name in changed}
             for group, changed in zip(numbers, self._changed, strict=True)
