@@ -131,7 +131,7 @@ class WholeAttempt final : public Way {
                                    .accumulate = 0,
                                    .shares = session::even_shares(1),
                                    .batch_size = 1,
-                                   .by_samples = 0,
+                                   .loss_weights = session::LossWeights::micro_batches,
                                    .mean_buffers = 0,
                                    .parameter_version = 0};
     const auto attempt = session::open_attempt(session_, request);
