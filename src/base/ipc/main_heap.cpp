@@ -25,11 +25,11 @@ namespace {
 std::uintptr_t main_heap_begin() {
   const auto mappings = read_proc("/proc/self/maps").value_or("");
   const auto name = mappings.find("[heap]\n");
-  if (name == mappings.npos) return UINTPTR_MAX;
+  if (name == std::string::npos) return UINTPTR_MAX;
   return std::stoull(mappings.substr(mappings.rfind('\n', name) + 1), nullptr, 16);
 }
 
-/// Of malloc, at least 1.
+/// How many heaps malloc has; at least 1.
 int heap_count() {
   char* text = nullptr;
   std::size_t bytes = 0;
@@ -40,7 +40,7 @@ int heap_count() {
   const std::unique_ptr<char, decltype(&std::free)> owned(text, &std::free);
   const std::string_view info(text, bytes);
   int count = 0;
-  for (auto at = info.find("<heap "); at != info.npos; at = info.find("<heap ", at + 1)) ++count;
+  for (auto at = info.find("<heap "); at != std::string_view::npos; at = info.find("<heap ", at + 1)) ++count;
   return std::max(count, 1);
 }
 

@@ -63,12 +63,12 @@ void Link::kill() const noexcept {
 void Link::kill_fork_server() const noexcept { ipc::send_signal(fork_server_pidfd_.get(), SIGKILL); }
 
 void Link::send(const protocol::Request& request) const {
-  const SessionError gone("the manager process is gone; recover() starts a new one");
-  if (manager_ended()) throw gone;
+  constexpr const char* gone = "the manager process is gone; recover() starts a new one";
+  if (manager_ended()) throw SessionError(gone);
   try {
     protocol::send_request(socket_.get(), request, lease_);
   } catch (const SystemError& error) {
-    if (ipc::peer_is_gone(error)) throw gone;
+    if (ipc::peer_is_gone(error)) throw SessionError(gone);
     throw;
   }
 }
