@@ -78,8 +78,8 @@ class Manager(Driver):
         makes batches of `batch_size_per_device` elements. A mapping becomes the keyword arguments of the model, a tuple
         the positional ones. The dataset is read once, or `data.epochs` times; no step has elements of two epochs. Each
         batch of a DataLoader is a step, divided among the runners; with a collate_fn its batches are elements. The
-        manager process reads a dataset that can be pickled. A thread of this process reads any other one (a generator,
-        for instance) and sends the elements to the manager process.
+        manager process reads it. A thread of this process reads a generator, an iterator of Python itself, a dataset
+        with a queue, and one that would have to be pickled and cannot, and sends the elements to the manager process.
         None: the configuration names the dataset (`data.kind`, `data.factory`).
     loss: what computes the loss of what the model returns, if the script does: a criterion (a module, or a function of
         torch.nn.functional), which gets outputs and targets, or another function, which gets outputs and the whole

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import logging
 import os
+import queue
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import GeneratorType
 from typing import Any, Protocol
 
@@ -55,6 +56,29 @@ def _consumed_of(reference: weakref.ref[Counting]) -> Callable[[], int]:
         return owner.statistics().elements if owner is not None else 0
 
     return consumed
+
+
+QUEUES = (queue.Queue, queue.SimpleQueue)
+MOST_DEPTH = 3
+"""So deep queues are looked for in the attributes of a dataset."""
+
+
+def _has_queue(value: Any, depth: int = MOST_DEPTH) -> bool:
+    if isinstance(value, QUEUES):
+        return True
+    attributes = vars(value).values() if depth > 0 and hasattr(value, "__dict__") else ()
+    return any(_has_queue(attribute, depth - 1) for attribute in attributes if not isinstance(attribute, type))
+
+
+def why_read_here(dataset: Any) -> str:
+    """Why a fork cannot read the dataset: it may get its elements from what this process does. Empty: it can."""
+    if isinstance(dataset, GeneratorType):
+        return "a generator, which may depend on what this process does"
+    if isinstance(dataset, Iterator) and not hasattr(dataset, "__dict__"):  # Of Python itself: iter(), map(), zip().
+        return f"a {type(dataset).__name__}, which may depend on what this process does"
+    if _has_queue(dataset):
+        return "it has a queue that threads of this process may fill"
+    return ""
 
 
 class Delivery:
@@ -112,8 +136,8 @@ class Delivery:
             "places": module_places(self._model) if self._model is not None else 0,
         }
         if start_method == "fork":
-            if isinstance(self._dataset, GeneratorType) and self.feed is None:
-                self._serve(owner, "a generator, which may depend on what this process does")
+            if self.feed is None and (why := why_read_here(self._dataset)):
+                self._serve(owner, why)
             dataset = self._dataset if self.feed is None else self.feed.address
             self._payload = ForkedModel(self._model, dataset, self._collate_fn, options)
         else:

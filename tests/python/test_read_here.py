@@ -1,0 +1,101 @@
+"""Datasets whose elements come from other threads or from the script: a fork would wait for them in vain."""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+import accelmgr
+
+START = {"nprocs": 2, "start_method": "fork", "runners__threads": 1, "prefetch": 2}
+
+
+class Sum(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"loss": (self.weight * x).sum(), "sum": x.sum()}
+
+
+class Fed(torch.utils.data.IterableDataset):
+    """The script puts elements into it while it trains."""
+
+    def __init__(self) -> None:
+        self.rows = queue.Queue()
+
+    def __iter__(self):
+        while (row := self.rows.get()) is not None:
+            yield row
+
+
+class Ahead:
+    """A thread of this process reads ahead, as libraries that prefetch do."""
+
+    def __init__(self, rows) -> None:
+        self.queue = queue.Queue(2)
+        threading.Thread(target=self._read, args=(rows,), daemon=True).start()
+
+    def _read(self, rows) -> None:
+        for row in itertools.chain(rows, [None]):
+            self.queue.put(row)
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if (row := self.queue.get()) is None:
+            raise StopIteration
+        return row
+
+
+class Wrapped(torch.utils.data.IterableDataset):
+    def __init__(self, dataset) -> None:
+        self.dataset = dataset
+
+    def __iter__(self):
+        return iter(self.dataset)
+
+
+def rows(count: int) -> list[torch.Tensor]:
+    return [torch.full((1,), float(index)) for index in range(count)]
+
+
+def total(result: accelmgr.StepResult) -> float:
+    assert result.ok, result
+    return 2 * result.scalars["sum"]  # A mean of two runners.
+
+
+@pytest.mark.parametrize("kind", ["iterator", "dataset", "wrapped"])
+def test_what_the_script_puts_into_a_queue_between_steps_is_read(kind):
+    dataset = Fed()
+    passed = {"iterator": iter(dataset.rows.get, None), "dataset": dataset, "wrapped": Wrapped(dataset)}[kind]
+    waiting = iter([*rows(8), None])
+    for row in itertools.islice(waiting, 2):
+        dataset.rows.put(row)
+    with accelmgr.Manager(Sum(), passed, **START) as manager:
+        assert total(manager.step(timeout=60)) == 0 + 1
+        for first in (2, 4, 6):
+            for row in itertools.islice(waiting, 2):
+                dataset.rows.put(row)
+            assert total(manager.step(timeout=60)) == 2 * first + 1
+        dataset.rows.put(next(waiting))
+        assert manager.step(timeout=60).status == "data_end"
+
+
+def test_what_a_thread_reads_ahead_is_read():
+    with accelmgr.Manager(Sum(), Ahead(rows(6)), **START) as manager:
+        assert [total(result) for result in manager.steps(timeout=60)] == [1, 5, 9]
+
+
+def test_an_iterator_goes_on_here_where_the_manager_has_stopped():
+    numbers = map(torch.clone, rows(100))
+    with accelmgr.Manager(Sum(), numbers, **START) as manager:
+        assert total(manager.step(timeout=60)) == 1
+    assert 2 <= next(numbers).item() < 50, "this process has read it, and not a copy"
