@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import itertools
 import queue
 import threading
@@ -55,6 +56,27 @@ class Ahead:
         return row
 
 
+class Replay(torch.utils.data.IterableDataset):
+    """Waits until the script has added a row."""
+
+    def __init__(self) -> None:
+        self.added, self.changed = collections.deque(), threading.Condition()
+
+    def put(self, row) -> None:
+        with self.changed:
+            self.added.append(row)
+            self.changed.notify_all()
+
+    def __iter__(self):
+        while True:
+            with self.changed:
+                self.changed.wait_for(self.added.__len__)
+                row = self.added.popleft()
+            if row is None:
+                return
+            yield row
+
+
 class Wrapped(torch.utils.data.IterableDataset):
     def __init__(self, dataset) -> None:
         self.dataset = dataset
@@ -72,20 +94,21 @@ def total(result: accelmgr.StepResult) -> float:
     return 2 * result.scalars["sum"]  # A mean of two runners.
 
 
-@pytest.mark.parametrize("kind", ["iterator", "dataset", "wrapped"])
-def test_what_the_script_puts_into_a_queue_between_steps_is_read(kind):
-    dataset = Fed()
-    passed = {"iterator": iter(dataset.rows.get, None), "dataset": dataset, "wrapped": Wrapped(dataset)}[kind]
+@pytest.mark.parametrize("kind", ["iterator", "dataset", "wrapped", "condition"])
+def test_what_the_script_adds_between_steps_is_read(kind):
+    dataset = Replay() if kind == "condition" else Fed()
+    put = dataset.put if kind == "condition" else dataset.rows.put
+    passed = {"iterator": lambda: iter(dataset.rows.get, None), "wrapped": lambda: Wrapped(dataset)}
     waiting = iter([*rows(8), None])
     for row in itertools.islice(waiting, 2):
-        dataset.rows.put(row)
-    with accelmgr.Manager(Sum(), passed, **START) as manager:
+        put(row)
+    with accelmgr.Manager(Sum(), passed.get(kind, lambda: dataset)(), **START) as manager:
         assert total(manager.step(timeout=60)) == 0 + 1
         for first in (2, 4, 6):
             for row in itertools.islice(waiting, 2):
-                dataset.rows.put(row)
+                put(row)
             assert total(manager.step(timeout=60)) == 2 * first + 1
-        dataset.rows.put(next(waiting))
+        put(next(waiting))
         assert manager.step(timeout=60).status == "data_end"
 
 

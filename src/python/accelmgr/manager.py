@@ -79,7 +79,7 @@ class Manager(Driver):
         the positional ones. The dataset is read once, or `data.epochs` times; no step has elements of two epochs. Each
         batch of a DataLoader is a step, divided among the runners; with a collate_fn its batches are elements. The
         manager process reads it. A thread of this process reads a generator, an iterator of Python itself, a dataset
-        with a queue, and one that would have to be pickled and cannot, and sends the elements to the manager process.
+        with a queue or a thread, and one that would have to be pickled and cannot, and sends the elements there.
         None: the configuration names the dataset (`data.kind`, `data.factory`).
     loss: what computes the loss of what the model returns, if the script does: a criterion (a module, or a function of
         torch.nn.functional), which gets outputs and targets, or another function, which gets outputs and the whole

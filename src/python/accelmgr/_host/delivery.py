@@ -6,9 +6,10 @@ from __future__ import annotations
 import logging
 import os
 import queue
+import threading
 import weakref
 from collections.abc import Callable, Iterator
-from types import GeneratorType
+from types import GeneratorType, ModuleType
 from typing import Any, Protocol
 
 import torch
@@ -58,16 +59,20 @@ def _consumed_of(reference: weakref.ref[Counting]) -> Callable[[], int]:
     return consumed
 
 
-QUEUES = (queue.Queue, queue.SimpleQueue)
+OF_THREADS = (queue.Queue, queue.SimpleQueue, threading.Condition, threading.Event, threading.Thread)
+"""What a dataset has that gets its elements from other threads of this process. A fork has none of these threads."""
 MOST_DEPTH = 3
-"""So deep queues are looked for in the attributes of a dataset."""
+"""So deep they are looked for in the attributes of a dataset."""
 
 
-def _has_queue(value: Any, depth: int = MOST_DEPTH) -> bool:
-    if isinstance(value, QUEUES):
-        return True
-    attributes = vars(value).values() if depth > 0 and hasattr(value, "__dict__") else ()
-    return any(_has_queue(attribute, depth - 1) for attribute in attributes if not isinstance(attribute, type))
+def _needs_threads(value: Any, depth: int = MOST_DEPTH) -> str:
+    """The class of such an object that is found; empty: there is none."""
+    if isinstance(value, OF_THREADS):
+        return type(value).__name__
+    if depth == 0 or not hasattr(value, "__dict__") or isinstance(value, (type, ModuleType, logging.Logger)):
+        return ""
+    found = (_needs_threads(attribute, depth - 1) for attribute in list(vars(value).values()))
+    return next(filter(None, found), "")
 
 
 def why_read_here(dataset: Any) -> str:
@@ -76,8 +81,8 @@ def why_read_here(dataset: Any) -> str:
         return "a generator, which may depend on what this process does"
     if isinstance(dataset, Iterator) and not hasattr(dataset, "__dict__"):  # Of Python itself: iter(), map(), zip().
         return f"a {type(dataset).__name__}, which may depend on what this process does"
-    if _has_queue(dataset):
-        return "it has a queue that threads of this process may fill"
+    if kind := _needs_threads(dataset):
+        return f"it has a {kind}, by which other threads of this process may give it elements"
     return ""
 
 
