@@ -122,3 +122,30 @@ def test_an_iterator_goes_on_here_where_the_manager_has_stopped():
     with accelmgr.Manager(Sum(), numbers, **START) as manager:
         assert total(manager.step(timeout=60)) == 1
     assert 2 <= next(numbers).item() < 50, "this process has read it, and not a copy"
+
+
+class Latest(torch.utils.data.IterableDataset):
+    def __init__(self) -> None:
+        self.seen = [torch.zeros(1)]
+
+    def __iter__(self):
+        while True:
+            yield self.seen[-1]
+
+
+def test_an_iterator_sees_what_the_script_adds_to_its_dataset():
+    dataset = Latest()
+    with accelmgr.Manager(Sum(), iter(dataset), **{**START, "nprocs": 1, "prefetch": 0}) as manager:
+        for row in rows(6)[1:]:
+            assert manager.step(timeout=60).scalars["sum"] == row.item() - 1
+            dataset.seen.append(row)
+
+
+def test_a_changed_dataset_that_cannot_be_read_again_says_how_it_can_be_read():
+    dataset = Latest()
+    with accelmgr.Manager(Sum(), dataset, **{**START, "nprocs": 1, "prefetch": 0}) as manager:
+        for row in rows(3)[1:]:
+            assert manager.step(timeout=60).scalars["sum"] == row.item() - 1
+            dataset.seen.append(row)
+        result = manager.step(timeout=60)
+        assert not result.ok and "pass iter(dataset)" in result.error

@@ -137,7 +137,8 @@ def other_elements(count: int) -> DataError:
         f"the dataset was read again, to go on behind element {count - 1}, but gave other elements than the first "
         "time: its order cannot be repeated, so some elements would be trained twice and others never. Shuffle with a "
         "generator that is seeded when the iteration begins (random.Random(seed + epoch)), or give the dataset "
-        "state_dict() and load_state_dict(), as torchdata's StatefulDataLoader has them"
+        "state_dict() and load_state_dict(), as torchdata's StatefulDataLoader has them. If the script changes the "
+        "dataset while it trains, pass iter(dataset), which the script's process reads itself"
     )
 
 
