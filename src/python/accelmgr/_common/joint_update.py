@@ -26,7 +26,7 @@ Place = tuple[Any, str, tuple[int, ...]]
 
 
 def is_divisible(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether it computes for each parameter alone. Of code that is not torch's that is not known."""
+    """Whether it computes for each parameter alone. Code that is not torch's may look at all gradients."""
     if not hasattr(torch.nn.utils, "get_total_norm"):  # From torch 2.6 on.
         return False
     step = vars(optimizer).get("step")
@@ -53,7 +53,7 @@ def division_of(parameters: Sequence[torch.Tensor], memory: str, team: list[int]
 
 
 class SharedParameters:
-    """The side of the host."""
+    """The copy of the parameters, as the host has it."""
 
     def __init__(self, handle: _native.Handle, leaves: list[torch.Tensor], optimizer: torch.optim.Optimizer) -> None:
         """leaves: in the order of the master."""
@@ -79,7 +79,7 @@ class SharedParameters:
 
 
 class JointUpdate:
-    """The side of a runner."""
+    """The part of the update that one runner makes."""
 
     def __init__(
         self,
