@@ -132,7 +132,8 @@ class Handle {
   std::vector<Place> parameters() const {
     return session_ ? parameters_in(view_->parameters(), session_) : std::vector<Place>{};
   }
-  /// Another copy of the parameters, in a memfd that lives as long as a place does: it, and the places.
+  /// Another copy of the parameters, without values: its memfd, which is open as long as a place lives, and
+  /// the places.
   std::pair<int, std::vector<Place>> shared_parameters() const {
     struct Shared {
       base::UniqueFd fd;

@@ -108,9 +108,9 @@ class Runner final : private replica::Sink {
   Gradients gradients_;
   session::Reduction reduction_;
   std::optional<RoundedParameters> rounded_parameters_;
-  std::unique_ptr<replica::Replica> replica_;
-  base::UniqueFd shared_;  ///< See share().
+  base::UniqueFd shared_;  ///< See share(). The replica uses the mappings.
   ipc::Mapping shared_to_read_, shared_to_write_;
+  std::unique_ptr<replica::Replica> replica_;
   std::optional<WriteGuard> write_guard_;
   std::optional<TeamPart> team_part_;  ///< Set by the constructor.
   session::Ballot ballot_{};
