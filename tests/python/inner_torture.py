@@ -1,6 +1,6 @@
 """Kills, stops and interrupts while inner steps are made, and checks that no step is lost, doubled or different.
 
-python inner_torture.py 600 17: for ten minutes, with seeds from 17 on. Each seed draws a run and what happens to it.
+python inner_torture.py 600 17 fork: for ten minutes, with seeds from 17 on. Each draws a run and what happens to it.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Harm:
 class Run:
     """The run of a seed. With harm its steps are inner ones as far as the seed says so, else all are the host's."""
 
-    def __init__(self, seed: int, harm: Harm | None) -> None:
+    def __init__(self, seed: int, harm: Harm | None, start_method: str) -> None:
         chance = random.Random(seed)
         self._harm, self._model = harm, Net()
         make = chance.choice([lambda p: torch.optim.AdamW(p, 0.01), lambda p: torch.optim.SGD(p, 0.1, momentum=0.9)])
@@ -89,7 +89,7 @@ class Run:
             "runners__max_runners": RUNNERS,
             "step_timeout": 20,
         }
-        with manager_of(self._model, chance.randint(1, RUNNERS), **options) as self._manager:
+        with manager_of(self._model, chance.randint(1, RUNNERS), start_method, **options) as self._manager:
             done = 0
             while done < STEPS:
                 kind, number = chance.choice(KINDS), chance.randint(1, 3)
@@ -177,8 +177,8 @@ def main() -> None:
     torch.set_num_threads(1)
     end, seed = time.monotonic() + float(sys.argv[1]), int(sys.argv[2])
     while True:
-        wanted = Run(seed, None)
-        harmed = Run(seed, Harm(seed))
+        wanted = Run(seed, None, "fork")
+        harmed = Run(seed, Harm(seed), sys.argv[3])
         assert_same(harmed.result, wanted.result)
         print(f"seed {seed}: the same after {' '.join(harmed.calls)}", flush=True)
         if time.monotonic() > end:

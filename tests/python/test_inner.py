@@ -6,6 +6,7 @@ import copy
 import importlib
 import os
 import signal
+import threading
 
 import pytest
 import torch
@@ -43,9 +44,15 @@ OPTIMIZERS = {
 }
 
 
-def manager_of(model: nn.Module, runners: int = 1, **options) -> accelmgr.Manager:
+def manager_of(model: nn.Module, runners: int = 1, start_method: str = "fork", **options) -> accelmgr.Manager:
     return accelmgr.Manager(
-        model, ELEMENTS, nprocs=runners, batch_size_per_device=4, start_method="fork", runners__threads=1, **options
+        model,
+        ELEMENTS,
+        nprocs=runners,
+        batch_size_per_device=4,
+        start_method=start_method,
+        runners__threads=1,
+        **options,
     )
 
 
@@ -131,12 +138,13 @@ def test_a_runner_that_dies_while_it_applies_costs_no_step(tmp_path, runners):
         assert_same((model, optimizer), (wanted, reference))
 
 
+@pytest.mark.parametrize("start_method", ["fork", "forkserver"])
 @pytest.mark.parametrize("who", ["run1", "fork", "mgr"])
-def test_steps_that_are_lost_between_two_syncs_are_made_again(who):
+def test_steps_that_are_lost_between_two_syncs_are_made_again(who, start_method):
     model = Net()
     optimizer = torch.optim.AdamW(model.parameters(), 0.01)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 40)
-    with manager_of(model, 2) as manager:
+    with manager_of(model, 2, start_method) as manager:
         for number in range(1, 13):
             if number in (3, 8):
                 (pid,) = [pid for pid, name in descendants().items() if name == f"accelmgr:{who}"]
@@ -233,12 +241,13 @@ def test_a_learning_rate_that_changes_after_processes_were_forked_reaches_them(c
     assert_same(trained(inner=True), trained())
 
 
-def test_what_the_host_writes_after_a_sync_goes_up(tmp_path):
+@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+def test_what_the_host_writes_after_a_sync_goes_up(start_method):
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     plain = Net()
     reference = torch.optim.SGD(plain.parameters(), 0.1, momentum=0.9)
-    with manager_of(model) as manager, manager_of(plain) as other:
+    with manager_of(model, 1, start_method) as manager, manager_of(plain) as other:
         for number in range(1, 13):
             manager.step(optimizer=optimizer).raise_for_status()
             other.step().raise_for_status()
@@ -317,6 +326,53 @@ def test_an_optimizer_that_runners_cannot_have_is_refused():
         assert manager.step().status == "ok"
 
 
+class Scaled(torch.optim.SGD):
+    """It keeps more than groups and state, and looks at hooks."""
+
+    def __init__(self, parameters, scale) -> None:
+        super().__init__(parameters, 0.1, momentum=0.9)
+        self.scale = scale
+        self.register_step_pre_hook(Scaled.note)
+
+    @staticmethod
+    def note(optimizer, arguments, keywords) -> None:
+        optimizer.noted = True
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None and self.noted:
+                    parameter.grad.mul_(self.scale)
+        super().step()
+
+
+@pytest.mark.parametrize("refresh", ["auto", "always"])
+@pytest.mark.parametrize("runners", [1, 2])
+def test_runners_that_are_no_forks_have_the_whole_optimizer(runners, refresh):
+    model = Net()
+    optimizer = Scaled(model.parameters(), 0.25)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 40)
+    with manager_of(model, runners, "forkserver", refresh=refresh) as manager:
+        for result in manager.steps(6, optimizer=optimizer, sync_every=3):
+            assert result.repeated == 0
+            scheduler.step()
+            if result.step == 4:
+                manager.refresh()
+    assert_same((model, optimizer), in_host(lambda p: Scaled(p, 0.25), 6, runners))
+
+
+def test_an_optimizer_that_cannot_be_sent_is_refused():
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    optimizer.register_step_post_hook(lambda *_: None)
+    optimizer.lock = threading.Lock()
+    with manager_of(model, 1, "forkserver") as manager:
+        with pytest.raises(accelmgr.UsageError, match=r"no forks of this process: optimizer\.lock .*'_thread.lock'"):
+            manager.step(optimizer=optimizer)
+        del optimizer.lock
+        assert manager.step(optimizer=optimizer).status == "ok"
+
+
 @pytest.mark.parametrize("call, stride", [("step", 9), ("sync", 5)])
 def test_a_call_that_is_interrupted_loses_no_step(call, stride):
     model = Net()
@@ -383,9 +439,8 @@ def test_the_model_is_up_to_date_after_the_block_and_stop_warns(caplog):
 
 ON_DEVICE = """
 import sys, torch
-from cuda_runners import install
+from cuda_runners import install, sent
 from test_inner import OPTIMIZERS, Net, assert_same, in_host, manager_of
-install()
 torch.set_num_threads(1)
 runners = int(sys.argv[3])
 for name in sys.argv[1].split():
@@ -393,7 +448,7 @@ for name in sys.argv[1].split():
     optimizer = make(model.parameters())
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 40)
     options = {"device": "cuda", "runners__oversubscribe": True, "runners__cuda_graph": sys.argv[2]}
-    with manager_of(model, runners, **options) as manager:
+    with sent(install()), manager_of(model, runners, sys.argv[4], **options) as manager:
         for result in manager.steps(8, optimizer=optimizer, clip_grad_norm=0.5, sync_every=3):
             scheduler.step()
     assert_same((model, optimizer), in_host(make, 8, runners, clip=0.5), exact=False)
@@ -401,10 +456,14 @@ print("the same")
 """
 
 
-@pytest.mark.parametrize("graphs", ["off", "auto"])
-@pytest.mark.parametrize("runners", [1, 2])
-def test_on_a_device_the_parameters_stay_there(tmp_path, graphs, runners):
+@pytest.mark.parametrize(
+    "graphs, runners, start_method",
+    [("off", 1, "fork"), ("off", 2, "fork"), ("auto", 1, "fork"), ("auto", 2, "fork"), ("off", 1, "spawn")],
+)
+def test_on_a_device_the_parameters_stay_there(tmp_path, graphs, runners, start_method):
     """The device is the fake of cuda_runners.py, which the libraries find that a new process loads."""
     importlib.import_module("cuda_runners")  # Sets where they look.
-    code, out, err = run("-c", ON_DEVICE, "sgd adamw amsgrad adafactor", graphs, str(runners), cwd=tmp_path)
+    code, out, err = run(
+        "-c", ON_DEVICE, "sgd adamw amsgrad adafactor", graphs, str(runners), start_method, cwd=tmp_path
+    )
     assert (code, out) == (0, "the same\n"), err

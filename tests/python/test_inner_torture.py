@@ -18,6 +18,9 @@ def interrupted():
     signal.signal(signal.SIGUSR1, before)
 
 
-@pytest.mark.parametrize("seed", [1, 2, 38, 39, 52, 58, 75, 95])
-def test_no_step_is_lost_doubled_or_different(seed):
-    assert_same(Run(seed, Harm(seed)).result, Run(seed, None).result)
+@pytest.mark.parametrize(
+    "seed, start_method",
+    [*((seed, "fork") for seed in (1, 2, 38, 39, 52, 58, 75, 95)), (41, "forkserver"), (43, "spawn")],
+)
+def test_no_step_is_lost_doubled_or_different(seed, start_method):
+    assert_same(Run(seed, Harm(seed), start_method).result, Run(seed, None, "fork").result)

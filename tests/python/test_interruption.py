@@ -9,7 +9,7 @@ import time
 
 import pytest
 from gate import Gate
-from programs import BOUND_S, free_port, read_until, started
+from programs import BOUND_S, free_port, read_until, run, started
 
 AT_ONCE_S = 50  # Enough on a loaded machine; every deadline that would end these waits is 60 s or more.
 
@@ -362,3 +362,36 @@ def test_a_call_that_succeeds_while_a_handler_raises_raises_what_the_handler_doe
     with started("-c", LATE, cwd=tmp_path) as process:
         assert process.communicate(timeout=BOUND_S)[0] == "late Late()\n"
         assert process.returncode == 0
+
+
+PICKLED = """
+import os, signal, torch, accelmgr
+
+class Late(Exception): ...
+
+def handle(number, frame):
+    raise Late
+
+class Elements(list):
+    def __reduce__(self):
+        if not asked:
+            asked.append(self)
+            os.kill(os.getpid(), signal.SIGUSR1)
+        return Elements, (list(self),)
+
+class Net(torch.nn.Linear):
+    def forward(self, x):
+        return super().forward(x).sum()
+
+asked = []
+signal.signal(signal.SIGUSR1, handle)
+elements = Elements((torch.ones(2),) for _ in range(4))
+try:
+    accelmgr.Manager(Net(2, 1), elements, nprocs=1, batch_size_per_device=1, start_method="forkserver")
+except Late:
+    print("raised", len(asked), flush=True)
+"""
+
+
+def test_while_a_dataset_is_pickled_what_a_handler_raises_is_no_error_of_the_dataset(tmp_path):
+    assert run("-c", PICKLED, cwd=tmp_path) == (0, "raised 1\n", "")

@@ -22,6 +22,7 @@ from accelmgr._common.inner import Order
 from accelmgr._common.joint_update import SharedParameters, is_divisible
 from accelmgr._common.model_changes import named_leaves
 from accelmgr._common.objective import Extra, Loss, made_whole, whole
+from accelmgr._common.optimizer_pickling import SentOptimizer
 from accelmgr._host import optimizers, program, sharing, status
 from accelmgr._host import start_method as start_methods
 from accelmgr._host.binding import Binding
@@ -569,12 +570,28 @@ class Manager(Driver):
         if optimizer is None:
             return
         if self._inner is None:
-            check_inner(optimizer, self._method, self._bound.leaves())
+            check_inner(optimizer, self._bound.leaves(), self._why_not_inner())
             self._inner = InnerSteps(self, optimizer)
-        if self._inner.is_stale():
-            self.refresh()
+        self._inner.bring_optimizer()
 
-    def _order(self, clip_grad_norm: float | None) -> Order | None:
+    def _why_not_inner(self) -> str:
+        if self._model is None:
+            return "the model is no module that was passed to this manager"
+        device = self._handle.device
+        return f"runners.device is {device}" if device in start_methods.UNFORKABLE_DEVICES else ""
+
+    @property
+    def forks(self) -> bool:
+        """For InnerSteps: whether the processes are forks of this one."""
+        return self._method == "fork"
+
+    def sent_optimizer(self, optimizer: torch.optim.Optimizer) -> SentOptimizer:
+        """For InnerSteps."""
+        return SentOptimizer(optimizer, self._bound.leaves())
+
+    def _order(self, optimizer: torch.optim.Optimizer | None, clip_grad_norm: float | None) -> Order | None:
+        if optimizer is not None and self._inner is None:  # There are other processes: _follow() has changed the model.
+            self._begin_kind(optimizer)
         return self._inner.order(clip_grad_norm) if self._inner is not None else None
 
     def publish_order(self, order: Order | None) -> None:
@@ -633,7 +650,7 @@ class Manager(Driver):
         if self._inner is not None and result.status == "runner_lost" and self._handle.replaces_runners:
             if not self._inner.are_others() and not self._handle.fork_server_ended:
                 return False
-            self._inner.renew()
+            self._inner.renew(has_given_up=True)
             return True
         if self._method == "fork" and result.status == "timeout":
             start_methods.say_what_forks_lack()

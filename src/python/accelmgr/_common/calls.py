@@ -21,7 +21,7 @@ from typing import Any
 import cloudpickle
 
 from accelmgr._common.memfd import HostFile, open_memfd
-from accelmgr._common.pickling import dump
+from accelmgr._common.pickling import CannotPickle, attempted, dump
 from accelmgr.errors import ModelError, UsageError
 
 NAME = "accelmgr-call"
@@ -61,17 +61,22 @@ class Calls(HostFile):
 
     def put(self, function: Callable[..., Any], forked: bool) -> None:
         """forked: runners are forks of this process."""
-        file = io.BytesIO()
-        file.write(NUMBER.pack(self._number + 1))
+        kind = _Pickler if forked else cloudpickle.Pickler
+
+        def dump() -> bytes:
+            file = io.BytesIO()
+            file.write(NUMBER.pack(self._number + 1))
+            kind(file).dump(function)
+            return file.getvalue()
+
         try:
-            (_Pickler if forked else cloudpickle.Pickler)(file).dump(function)
-        except Exception as error:
-            what = f"{type(error).__name__}: {error}"
-            raise UsageError(f"call(): {function!r} cannot be sent to a runner: {what}") from error
+            asked = attempted(dump)
+        except CannotPickle as error:
+            raise UsageError(f"call(): {function!r} cannot be sent to a runner: {error}") from error
         self._leave()
         self._number += 1
         self._present = HostFile(NAME)
-        _write(self._present.fd, file.getvalue())
+        _write(self._present.fd, asked)
         os.pwrite(self.fd, NUMBER.pack(self._present.fd), 0)
 
     def result(self) -> Any:

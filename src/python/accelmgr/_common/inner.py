@@ -1,8 +1,8 @@
 # Runs in: the host, which orders; runners, which step.
 """Inner steps: an optimizer of the host steps in each runner, whose parameters stay there until the host asks for them.
 
-Runners are forks that were made when the host had the optimizer, so they have it as it was then, with its state. What
-the host has changed of its groups since then, a learning rate for instance, comes with each step.
+Runners that are forks were made when the host had the optimizer, so they have it as it was then, with its state; others
+are sent it. What the host has changed of its groups since then, a learning rate for instance, comes with each step.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Order:
     optimizer: int
     """Its number in OPTIMIZERS."""
     made: int
-    """How many inner steps the runners have made since they were forked."""
+    """How many inner steps the runners have made since they have the optimizer."""
     groups: list[Numbers]
     """What the host has changed since then, group by group."""
     clip_grad_norm: float | None
@@ -56,6 +56,8 @@ class Order:
     """The host had the parameters of the runners, and may have written to them since."""
     division: Division | None = None
     """None: each runner has all parameters, and updates all of them."""
+    sent: str = ""
+    """The address of a SentOptimizer, for runners that are no forks. Each time the optimizer has another number."""
     repeated: int = 0
     """StepResult.repeated."""
 
@@ -160,11 +162,7 @@ class Resident:
         """Raises ModelError if this process has not made all of the host's inner steps."""
         if self._failure:
             raise ModelError(f"the optimizer has failed in inner step {self.made + 1} of this runner: {self._failure}")
-        if self.made != made:
-            raise ModelError(
-                f"this runner has taken the place of another, and has {self.made} of its {made} inner steps: the host "
-                "makes them again"
-            )
+        check_made(self.made, made)
 
     def step(self, order: Order, parameters: list[torch.Tensor], norm: torch.Tensor | None = None) -> float:
         """Their `.grad` is the mean gradient. norm: of all gradients, if there are others that count.
@@ -185,6 +183,15 @@ class Resident:
         else:
             self.made += 1
         return 0.0 if norm is None else float(norm)  # A device is waited for when it has the optimizer's work.
+
+
+def check_made(own: int, made: int) -> None:
+    """Raises ModelError if this process has not made all of the host's inner steps."""
+    if own != made:
+        raise ModelError(
+            f"this runner has taken the place of another, and has {own} of its {made} inner steps: the host makes "
+            "them again"
+        )
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

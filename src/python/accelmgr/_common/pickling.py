@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Container, Mapping, Sequence
 from multiprocessing.reduction import ForkingPickler
 from types import FunctionType, MappingProxyType
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 import cloudpickle
 import torch
@@ -26,6 +26,7 @@ import torch
 from accelmgr._common.origin import SCRIPT
 
 Buffer = bytes | bytearray | memoryview
+Pickled = TypeVar("Pickled")
 
 OUT_OF_BAND = 4096
 """Bytes from which on the memory of an array lies beside the pickled dataset."""
@@ -117,6 +118,22 @@ def _cached(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
 
 def _called(context: Callable[..., Any], function: Callable[..., Any]) -> Any:
     return context(function)
+
+
+class CannotPickle(Exception):
+    """With the type and text of the error."""
+
+
+def attempted(dump: Callable[[], Pickled]) -> Pickled:
+    """Returns what `dump` returns. Raises CannotPickle if it fails twice: a signal handler may have raised once."""
+    try:
+        return dump()
+    except Exception:
+        try:
+            dump()
+        except Exception as error:
+            raise CannotPickle(f"{type(error).__name__}: {error}") from error
+        raise
 
 
 def is_picklable(value: Any, known: Mapping[int, Any] = MappingProxyType({})) -> bool:

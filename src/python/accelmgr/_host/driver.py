@@ -82,7 +82,7 @@ class Driver:
     def _begin_kind(self, optimizer: torch.optim.Optimizer | None) -> None:
         """Steps of another kind follow: inner ones of `optimizer`, or those whose gradients this process applies."""
 
-    def _order(self, clip_grad_norm: float | None) -> Order | None:
+    def _order(self, optimizer: torch.optim.Optimizer | None, clip_grad_norm: float | None) -> Order | None:
         """Before an inner step: tells the runners what is to be done."""
         return None
 
@@ -162,13 +162,17 @@ class Driver:
             # Between two uses of the handle another thread would have this one refused.
             with self._handle.alone("step"):
                 self._begin_kind(optimizer)
-                return self._step_alone(made, (timeout, accumulate, parameters_changed, repeat, clip_grad_norm))
+                return self._step_alone(
+                    made, (timeout, accumulate, parameters_changed, repeat, optimizer, clip_grad_norm)
+                )
         except BaseException as error:
             carry(error, made)
             raise
 
     def _step_alone(
-        self, made: list[_native.StepResult], how: tuple[float | None, bool, bool, bool, float | None]
+        self,
+        made: list[_native.StepResult],
+        how: tuple[float | None, bool, bool, bool, torch.optim.Optimizer | None, float | None],
     ) -> _native.StepResult:
         """how: the arguments of step()."""
         self._made = made
@@ -196,6 +200,7 @@ class Driver:
         accumulate: bool,
         parameters_changed: bool,
         repeat: bool,
+        optimizer: torch.optim.Optimizer | None,
         clip_grad_norm: float | None,
     ) -> None:
         """Appends the result to `made`: a signal handler may raise before this has returned."""
@@ -203,7 +208,7 @@ class Driver:
             self._show()
             self._check()
             self._follow()
-            if inner := self._order(clip_grad_norm):
+            if inner := self._order(optimizer, clip_grad_norm):
                 accumulate, parameters_changed = False, inner.loads
             self._bound.send_changes()
             if self._update is None and self._bound.master.is_empty:

@@ -35,6 +35,7 @@ from accelmgr._common.inner import (
 from accelmgr._common.joint_update import SharedParameters
 from accelmgr._common.kept_attributes import MISSING, kept_attributes
 from accelmgr._common.memory import write
+from accelmgr._common.optimizer_pickling import SentOptimizer
 from accelmgr.errors import ManagerLost, ModelError, RunnerError, RunnerLost, SessionError, UsageError
 
 if TYPE_CHECKING:
@@ -78,6 +79,7 @@ class InnerSteps:
         self.optimizer = optimizer
         self._number = next(_numbers)
         OPTIMIZERS[self._number] = optimizer
+        self._sent: SentOptimizer | None = None  # What processes read that are no forks.
         self._orders: dict[int, tuple[Order, list[Numbers]]] = {}
         """The orders since the last sync, with all hyperparameters then; by the number of steps committed before."""
         self._reached = 0
@@ -144,15 +146,31 @@ class InnerSteps:
     def _team(self) -> list[int]:
         return [runner.rank for runner in self._manager.statistics().runners]
 
-    def renew(self) -> None:
-        """All processes have what this one has, and the steps that are ahead were made again."""
-        if self.ahead > 0:
+    def bring_optimizer(self) -> None:
+        """The processes get it as it is here, if they do not have it so."""
+        if not self.is_stale():
+            return
+        if self._manager.forks:
+            return self._manager.refresh()
+        self.sync()
+        self._manager_pid = 0  # order() sends it.
+
+    def renew(self, has_given_up: bool = False) -> None:
+        """All processes have what this one has, and the steps that are ahead were made again.
+
+        has_given_up: the manager process replaces no runner any more.
+        """
+        if self.ahead > 0 or (has_given_up and not self._manager.forks):
             return self.go_back()
-        self._manager.refresh()
+        if self._manager.forks:
+            self._manager.refresh()
         self._meet()
 
     def _meet(self) -> None:
-        """Processes were forked that have the optimizer and the parameters as they are here."""
+        """There are processes that have the optimizer and the parameters as they are here, or get them now."""
+        if not self._manager.forks:
+            self._number = next(_numbers)
+            self._sent = self._manager.sent_optimizer(self.optimizer)
         statistics = self._manager.statistics()
         self._manager_pid, self._replacements = statistics.manager_pid, statistics.replacements
         self._base = statistics.steps
@@ -177,7 +195,8 @@ class InnerSteps:
                 self.renew()
             else:
                 self._meet()
-                self._changed = list(map(set, self._known))  # They were forked before: they may have other numbers.
+                if self._manager.forks:  # They were forked before: they may have other numbers.
+                    self._changed = list(map(set, self._known))
         if statistics.steps < self._reached:
             self._make_again()
         parameters, _ = self._versions()
@@ -211,12 +230,15 @@ class InnerSteps:
         if self._shared is not None and loads:
             self._shared.load()
         division = self._shared.division if self._shared is not None else None
-        return Order(self._number, steps - self._base, groups, clip_grad_norm, loads, division)
+        sent = self._sent.address if self._sent is not None else ""
+        return Order(self._number, steps - self._base, groups, clip_grad_norm, loads, division, sent)
 
     def counted(self, result: _native.StepResult) -> None:
         """The step that was ordered last was committed."""
         self._reached = max(self._reached, result.step)
         self._repeated = 0
+        if self._sent is not None:
+            self._sent.close()  # Every runner has read it.
         self.optimizer._opt_called = True  # type: ignore[attr-defined]  # A scheduler looks whether it has stepped.
 
     def go_back(self) -> None:
@@ -225,7 +247,8 @@ class InnerSteps:
         changed, ahead = self._changed, self.ahead
         self._reached = max(self._reached, self._steps)
         for _ in range(MOST_RETURNS):
-            logger.warning("%d inner steps since the last sync were lost with a runner, and are made again", ahead)
+            if ahead:
+                logger.warning("%d inner steps since the last sync were lost with a runner, and are made again", ahead)
             for buffer, value in self._buffers:
                 write(buffer, value)
             for owner, key, value in self._kept:
@@ -324,8 +347,8 @@ class InnerSteps:
                 )
 
 
-def check_inner(optimizer: Any, method: str, parameters: list[torch.Tensor]) -> None:
-    """Raises UsageError for an optimizer that cannot step in the runners."""
+def check_inner(optimizer: Any, parameters: list[torch.Tensor], why_not: str) -> None:
+    """Raises UsageError for an optimizer that cannot step in the runners. why_not: why none can; empty if any can."""
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise UsageError(
             f"optimizer is a {type(optimizer).__name__}; runners step with an optimizer of torch.optim. What averages "
@@ -333,11 +356,8 @@ def check_inner(optimizer: Any, method: str, parameters: list[torch.Tensor]) -> 
         )
     if isinstance(optimizer, torch.optim.LBFGS):
         raise UsageError("LBFGS evaluates the loss several times in a step: call optimizer.step() in the host")
-    if method != "fork":
-        raise UsageError(
-            f"inner steps need forks of this process, which have the optimizer, but the start method is '{method}': "
-            "call optimizer.step() in the host"
-        )
+    if why_not:
+        raise UsageError(f"runners cannot make inner steps, because {why_not}: call optimizer.step() in the host")
     own = set(map(id, parameters))
     for index, group in enumerate(optimizer.param_groups):
         for parameter in group["params"]:

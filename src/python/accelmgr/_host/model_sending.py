@@ -13,7 +13,6 @@ A manager that is a fork of the host has these objects itself.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import io
 import itertools
@@ -21,7 +20,7 @@ import mmap
 import os
 import sys
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from types import FunctionType, MappingProxyType
 from typing import Any
 
@@ -32,7 +31,7 @@ from accelmgr._common.memfd import FORKED_OBJECTS, make_memfd
 from accelmgr._common.model_changes import named_leaves
 from accelmgr._common.model_pickling import Attached, ModelPickler, culprit
 from accelmgr._common.origin import SCRIPT, is_of_library
-from accelmgr._common.pickling import dump_dataset
+from accelmgr._common.pickling import CannotPickle, Pickled, attempted, dump_dataset
 from accelmgr._common.placement import aligned, copy_values, drop_values, private_copies, slots_of, tensors_of
 from accelmgr.errors import DataError, ModelError
 
@@ -40,31 +39,32 @@ PickledDataset = tuple[bytes, list[memoryview]]
 """With memory of the dataset's tensors and arrays, which is copied once: all processes map the copy."""
 
 
-@contextlib.contextmanager
-def _naming(what: str, value: Any) -> Iterator[None]:
-    """Raises DataError, or ModelError for the model, that names the object that cannot be pickled."""
+def _named(what: str, value: Any, dump: Callable[[], Pickled]) -> Pickled:
+    """Returns what `dump` returns. Raises DataError, or ModelError for the model, that names what cannot be pickled."""
     try:
-        yield
-    except Exception as error:
+        return attempted(dump)
+    except CannotPickle as error:
         kind = ModelError if what == "model" else DataError
         other = "; pass a function that makes the model, as in Manager(make_model, ...)" if what == "model" else ""
         raise kind(
             f"{culprit(value[0] if isinstance(value, tuple) else value, what)} cannot be pickled, as every start "
-            f"method but 'fork' needs{other}: {type(error).__name__}: {error}"
+            f"method but 'fork' needs{other}: {error}"
         ) from error
 
 
 def pickled(what: str, value: Any, numbers: Mapping[int, int] = MappingProxyType({})) -> bytes:
-    file = io.BytesIO()
-    with _naming(what, value):
+    def dump() -> bytes:
+        file = io.BytesIO()
         ModelPickler(file, numbers).dump(value)
-    return file.getvalue()
+        return file.getvalue()
+
+    return _named(what, value, dump)
 
 
 def pickled_dataset(dataset: Any, model: torch.nn.Module | None = None) -> PickledDataset:
     """Raises DataError for a dataset that has parameters of `model`."""
-    with _naming("dataset", dataset):
-        return dump_dataset(dataset, {id(leaf) for _, leaf in named_leaves(model)} if model is not None else ())
+    trained = {id(leaf) for _, leaf in named_leaves(model)} if model is not None else set()
+    return _named("dataset", dataset, lambda: dump_dataset(dataset, trained))
 
 
 def check_sendable(model: torch.nn.Module, is_made_there: bool = False) -> None:

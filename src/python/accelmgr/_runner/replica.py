@@ -25,12 +25,13 @@ from accelmgr._common.constants import CHANGES, Constants
 from accelmgr._common.describe import describe
 from accelmgr._common.elements import PICKLED, collated, mapped, restore_structure, structure_of
 from accelmgr._common.grown_buffers import Forms
-from accelmgr._common.inner import OPTIMIZERS, Order, Resident, parameters_of
+from accelmgr._common.inner import OPTIMIZERS, Order, Resident, check_made, parameters_of
 from accelmgr._common.joint_update import JointUpdate, Place
 from accelmgr._common.long_elements import element_in
 from accelmgr._common.memory import dense_over, dtype_name, order_of, ordered, tensor_over
 from accelmgr._common.model_changes import MODES, Structure, named_leaves
 from accelmgr._common.objective import Objective, call
+from accelmgr._common.optimizer_pickling import received
 from accelmgr._common.reading import seed_generators
 from accelmgr._common.record import NOTHING, PLACE, Reader
 from accelmgr._runner.outputs import Numbers, read_outputs
@@ -387,7 +388,8 @@ class Replica:
                 self._leave_home()
             self._resident = self._joint = None
             return None
-        if self._resident is None:
+        if self._resident is None or self._order is None or self._order.optimizer != order.optimizer:
+            check_made(0, order.made)
             self._check_own()
             self._begin_inner(order)
         assert self._resident is not None
@@ -399,7 +401,7 @@ class Replica:
         return order
 
     def _begin_inner(self, order: Order) -> None:
-        optimizer = OPTIMIZERS[order.optimizer]
+        optimizer = received(order, self._parameters) if order.sent else OPTIMIZERS[order.optimizer]
         if order.division is not None:
             assert self._sink is not None
             self._joint = JointUpdate(order.division, self._rank, optimizer, self._parameters, self._sink)
