@@ -18,9 +18,10 @@ namespace {
 // when this process is forked.
 std::array<std::atomic<int>, 256> closed_in_forks;
 
+// A thread may fork while another one enters these. The signal is stored last.
 struct Handled {
-  int signal = 0;
-  void (*handler)(int) = nullptr;
+  std::atomic<int> signal = 0;
+  std::atomic<void (*)(int)> handler = nullptr;
 };
 std::array<Handled, 8> handled;
 
@@ -31,17 +32,18 @@ thread_local sigset_t before_fork;
 void hold_signals() noexcept {
   sigset_t held;
   sigemptyset(&held);
-  for (const auto& [number, handler] : handled)
-    if (number != 0) sigaddset(&held, number);
+  for (const auto& each : handled)
+    if (const int number = each.signal.load(); number != 0) sigaddset(&held, number);
   pthread_sigmask(SIG_BLOCK, &held, &before_fork);
 }
 
 void release_signals() noexcept { pthread_sigmask(SIG_SETMASK, &before_fork, nullptr); }
 
 void reset_signals() noexcept {
-  for (const auto& [number, handler] : handled) {
+  for (const auto& each : handled) {
     struct sigaction now {};
-    if (number != 0 && sigaction(number, nullptr, &now) == 0 && now.sa_handler == handler)
+    const int number = each.signal.load();
+    if (number != 0 && sigaction(number, nullptr, &now) == 0 && now.sa_handler == each.handler.load())
       signal(number, SIG_DFL);
   }
   release_signals();
@@ -66,7 +68,8 @@ void default_in_forks(std::span<const int> signals) {
   for (std::size_t i = 0; i < std::min(signals.size(), handled.size()); ++i) {
     struct sigaction now {};
     sigaction(signals[i], nullptr, &now);
-    handled[i] = {signals[i], now.sa_handler};
+    handled[i].handler.store(now.sa_handler);
+    handled[i].signal.store(signals[i]);
   }
   static const int error = pthread_atfork(hold_signals, release_signals, reset_signals);
   if (error != 0) throw SystemError("pthread_atfork", error);
