@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import logging
 import os
-import pickle
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
@@ -18,18 +17,15 @@ import torch
 from accelmgr import _native
 from accelmgr._common import arguments, loaders
 from accelmgr._common.child import embed
-from accelmgr._common.inner import Order
-from accelmgr._common.joint_update import SharedParameters, is_divisible
 from accelmgr._common.model_changes import named_leaves
 from accelmgr._common.objective import Extra, Loss, made_whole, whole
-from accelmgr._common.optimizer_pickling import SentOptimizer
 from accelmgr._host import optimizers, program, sharing, status
 from accelmgr._host import start_method as start_methods
 from accelmgr._host.binding import Binding
 from accelmgr._host.delivery import Delivery
-from accelmgr._host.driver import Driver
 from accelmgr._host.following import Following
-from accelmgr._host.inner import InnerSteps, Standing, check_inner
+from accelmgr._host.inner import Standing
+from accelmgr._host.inner_driver import InnerDriver
 from accelmgr._host.weights import Files, Weights, made_empty
 from accelmgr.errors import ConfigError, DataError, Error, ForkHangs, ModelError, RunnerError, SessionError, UsageError
 
@@ -57,7 +53,7 @@ class _Renewal:
     back_to: Standing | None = None  # Or from there.
 
 
-class Manager(Driver):
+class Manager(InnerDriver):
     """Starts a manager process and its runners for `model` and `dataset`; steps them; holds the master's parameters.
 
     model: a torch.nn.Module on the CPU; the runners call its forward and backward in Python. Or the name of a built-in
@@ -159,7 +155,7 @@ class Manager(Driver):
             raise ConfigError(f"refresh is '{refresh}'; it must be one of {', '.join(REFRESHES)}", "refresh")
         self._refreshes = refresh
         self._following: Following | None = None
-        self._inner: InnerSteps | None = None
+        self._inner = None
         self._factory = model if callable(model) and not isinstance(model, torch.nn.Module) else None
         if weights is not None and self._factory is None:
             raise ConfigError("weights needs a function that makes the model, which is passed as `model`", "weights")
@@ -234,7 +230,7 @@ class Manager(Driver):
         """See accelmgr.attach()."""
         embed()
         manager = cls.__new__(cls)
-        Driver.__init__(manager, None)
+        InnerDriver.__init__(manager, None)
         manager._start_method = manager._method = "spawn"
         manager._refreshes, manager._following, manager._inner = "never", None, None
         manager._factory = manager._dataset = manager.collate_fn = manager._continues = manager._weights = None
@@ -552,99 +548,9 @@ class Manager(Driver):
                 if self._following is not None:
                     self._following.begin()
 
-    # Inner steps
-
-    def _check_thread(self) -> None:
-        if self._delivery.feed is not None and self._delivery.feed.is_bound:
-            raise UsageError(
-                "begin_steps(): only one thread can read the dataset (SQLite?), and another one would make the steps: "
-                "open what is bound to a thread where it is used first, in __getitem__() or __iter__(), or call steps()"
-            )
-
-    def _begin_kind(self, optimizer: torch.optim.Optimizer | None) -> None:
-        if self._inner is not None and self._inner.optimizer is not optimizer:
-            self.sync()
-            self._inner = None
-            self.publish_order(None)
-            self.zero_grad()  # They were applied.
-        if optimizer is None:
-            return
-        if self._inner is None:
-            check_inner(optimizer, self._bound.leaves(), self._why_not_inner())
-            self._inner = InnerSteps(self, optimizer)
-        self._inner.bring_optimizer()
-
-    def _why_not_inner(self) -> str:
-        if self._model is None:
-            return "the model is no module that was passed to this manager"
-        device = self._handle.device
-        return f"runners.device is {device}" if device in start_methods.UNFORKABLE_DEVICES else ""
-
-    @property
-    def forks(self) -> bool:
-        """For InnerSteps: whether the processes are forks of this one."""
-        return self._method == "fork"
-
-    def sent_optimizer(self, optimizer: torch.optim.Optimizer) -> SentOptimizer:
-        """For InnerSteps."""
-        return SentOptimizer(optimizer, self._bound.leaves())
-
-    def _order(self, optimizer: torch.optim.Optimizer | None, clip_grad_norm: float | None) -> Order | None:
-        if optimizer is not None and self._inner is None:  # There are other processes: _follow() has changed the model.
-            self._begin_kind(optimizer)
-        return self._inner.order(clip_grad_norm) if self._inner is not None else None
-
-    def publish_order(self, order: Order | None) -> None:
-        """For InnerSteps."""
-        assert self._delivery.record is not None
-        self._delivery.record.publish({("order",): pickle.dumps(order)})  # cloudpickle looks through all modules.
-
-    def sync(self) -> None:
-        self._check_idle("sync")
-        if self._inner is not None:
-            self._finish_renewal("sync")
-            with self._handle.alone("sync"):
-                self._inner.sync()
-
-    @property
-    def synced_step(self) -> int:
-        return self._inner.synced_step if self._inner is not None else super().synced_step
-
-    def standing(self) -> Standing:
-        """For InnerSteps: where the run stands."""
-        return Standing(self._handle.continuation(), self._handle.statistics().elements, self._delivery.grown)
-
-    def shared_parameters(self, optimizer: torch.optim.Optimizer) -> SharedParameters | None:
-        """For InnerSteps: memory that the runners update together; None if each has parameters of its own."""
-        handle = self._handle
-        several = handle.device == "cpu" and len(handle.statistics().runners) > 1
-        if not several or handle.team_shrinks or not handle.protects_parameters or not is_divisible(optimizer):
-            return None  # A team that shrinks goes on with what a survivor has.
-        return SharedParameters(handle, self._bound.leaves(), optimizer)
-
-    def keep_elements(self, since: Callable[[], int]) -> None:
-        """For InnerSteps: those from `since()` on may be asked for again."""
-        if self._delivery.feed is not None:
-            self._delivery.feed.follow(since)
-
     def go_back_to(self, standing: Standing) -> None:
-        """For InnerSteps: starts processes there."""
         self._renewal = _Renewal(None, goes_on=True, back_to=standing)
         self.start()
-
-    def repeat_inner(self, order: Order) -> None:
-        """For InnerSteps. Raises the typed error of a step that is not committed."""
-        made: list[_native.StepResult] = []
-        self.publish_order(order)
-        self._bound.send_changes()
-        with self._waiting():
-            self._handle.step(made, None, False, order.loads, False, 0)
-        self._bound.show(made[-1].counted, True)
-        made[-1].raise_for_status()
-
-    def _note_counted(self, result: _native.StepResult) -> None:
-        if self._inner is not None:
-            self._inner.counted(result)
 
     def _begins_again(self, result: _native.StepResult) -> bool:
         if self._inner is not None and result.status == "runner_lost" and self._handle.replaces_runners:
@@ -662,7 +568,6 @@ class Manager(Driver):
         return True
 
     def _finish_renewal(self, call: str) -> bool:
-        """Whether an exception had ended what had begun. Then there are processes again."""
         if self._renewal is None:
             return False
         self._check_owner(call)

@@ -39,7 +39,7 @@ from accelmgr._common.optimizer_pickling import SentOptimizer
 from accelmgr.errors import ManagerLost, ModelError, RunnerError, RunnerLost, SessionError, UsageError
 
 if TYPE_CHECKING:
-    from accelmgr.manager import Manager
+    from accelmgr._host.inner_driver import InnerDriver
 
 logger = logging.getLogger("accelmgr")
 
@@ -74,8 +74,8 @@ class _Lost(Exception):
 class InnerSteps:
     """The inner steps of one optimizer. The manager drops it when a step of another kind follows."""
 
-    def __init__(self, manager: Manager, optimizer: torch.optim.Optimizer) -> None:
-        self._manager: Manager = weakref.proxy(manager)
+    def __init__(self, manager: InnerDriver, optimizer: torch.optim.Optimizer) -> None:
+        self._manager: InnerDriver = weakref.proxy(manager)
         self.optimizer = optimizer
         self._number = next(_numbers)
         OPTIMIZERS[self._number] = optimizer

@@ -10,11 +10,11 @@ import torch
 
 from accelmgr import _native
 from accelmgr._runner.cuda import Cuda
-from accelmgr._runner.replica import Gradients, real_of, set_aside
+from accelmgr._runner.gradient_hooks import GradientHooks, real_of, set_aside
 from accelmgr.errors import DeviceError
 
 
-class CudaGradientHooks(Gradients):
+class CudaGradientHooks(GradientHooks):
     """Tells the transport of gradients, by a hook on each parameter. `.grad` has the sum over micro-batches.
 
     A hook runs in a thread of autograd. The first attempt shows in which order gradients become complete, and which

@@ -1,0 +1,129 @@
+# Runs in: the host.
+"""Drives a session whose runners may step with an optimizer themselves."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from accelmgr import _native
+from accelmgr._common.inner import Order
+from accelmgr._common.joint_update import SharedParameters, is_divisible
+from accelmgr._common.optimizer_pickling import SentOptimizer
+from accelmgr._host import start_method as start_methods
+from accelmgr._host.delivery import Delivery
+from accelmgr._host.driver import Driver
+from accelmgr._host.inner import InnerSteps, Standing, check_inner
+from accelmgr.errors import UsageError
+
+
+class InnerDriver(Driver):
+    """Members without an underscore are for InnerSteps. A class derived from it starts and ends the processes."""
+
+    _delivery: Delivery
+    _method: str  # The start method of the processes that there are.
+    _inner: InnerSteps | None
+
+    def refresh(self) -> None:
+        """See Manager."""
+        raise NotImplementedError
+
+    def call(self, function: Callable[[torch.nn.Module], Any], rank: int = 0) -> Any:
+        """See Manager."""
+        raise NotImplementedError
+
+    def go_back_to(self, standing: Standing) -> None:
+        """Starts processes there."""
+        raise NotImplementedError
+
+    def _finish_renewal(self, call: str) -> bool:
+        """Whether an exception had ended what had begun. Then there are processes again."""
+        raise NotImplementedError
+
+    def _check_thread(self) -> None:
+        if self._delivery.feed is not None and self._delivery.feed.is_bound:
+            raise UsageError(
+                "begin_steps(): only one thread can read the dataset (SQLite?), and another one would make the steps: "
+                "open what is bound to a thread where it is used first, in __getitem__() or __iter__(), or call steps()"
+            )
+
+    def _begin_kind(self, optimizer: torch.optim.Optimizer | None) -> None:
+        if self._inner is not None and self._inner.optimizer is not optimizer:
+            self.sync()
+            self._inner = None
+            self.publish_order(None)
+            self.zero_grad()  # They were applied.
+        if optimizer is None:
+            return
+        if self._inner is None:
+            check_inner(optimizer, self._bound.leaves(), self._why_not_inner())
+            self._inner = InnerSteps(self, optimizer)
+        self._inner.bring_optimizer()
+
+    def _why_not_inner(self) -> str:
+        if self._model is None:
+            return "the model is no module that was passed to this manager"
+        device = self._handle.device
+        return f"runners.device is {device}" if device in start_methods.UNFORKABLE_DEVICES else ""
+
+    @property
+    def forks(self) -> bool:
+        """Whether the processes are forks of this one."""
+        return self._method == "fork"
+
+    def sent_optimizer(self, optimizer: torch.optim.Optimizer) -> SentOptimizer:
+        return SentOptimizer(optimizer, self._bound.leaves())
+
+    def _order(self, optimizer: torch.optim.Optimizer | None, clip_grad_norm: float | None) -> Order | None:
+        if optimizer is not None and self._inner is None:  # There are other processes: _follow() has changed the model.
+            self._begin_kind(optimizer)
+        return self._inner.order(clip_grad_norm) if self._inner is not None else None
+
+    def publish_order(self, order: Order | None) -> None:
+        assert self._delivery.record is not None
+        self._delivery.record.publish({("order",): pickle.dumps(order)})  # cloudpickle looks through all modules.
+
+    def sync(self) -> None:
+        self._check_idle("sync")
+        if self._inner is not None:
+            self._finish_renewal("sync")
+            with self._handle.alone("sync"):
+                self._inner.sync()
+
+    @property
+    def synced_step(self) -> int:
+        return self._inner.synced_step if self._inner is not None else super().synced_step
+
+    def standing(self) -> Standing:
+        """Where the run stands."""
+        return Standing(self._handle.continuation(), self._handle.statistics().elements, self._delivery.grown)
+
+    def shared_parameters(self, optimizer: torch.optim.Optimizer) -> SharedParameters | None:
+        """Memory that the runners update together; None if each has parameters of its own."""
+        handle = self._handle
+        several = handle.device == "cpu" and len(handle.statistics().runners) > 1
+        if not several or handle.team_shrinks or not handle.protects_parameters or not is_divisible(optimizer):
+            return None  # A team that shrinks goes on with what a survivor has.
+        return SharedParameters(handle, self._bound.leaves(), optimizer)
+
+    def keep_elements(self, since: Callable[[], int]) -> None:
+        """Those from `since()` on may be asked for again."""
+        if self._delivery.feed is not None:
+            self._delivery.feed.follow(since)
+
+    def repeat_inner(self, order: Order) -> None:
+        """Raises the typed error of a step that is not committed."""
+        made: list[_native.StepResult] = []
+        self.publish_order(order)
+        self._bound.send_changes()
+        with self._waiting():
+            self._handle.step(made, None, False, order.loads, False, 0)
+        self._bound.show(made[-1].counted, True)
+        made[-1].raise_for_status()
+
+    def _note_counted(self, result: _native.StepResult) -> None:
+        if self._inner is not None:
+            self._inner.counted(result)

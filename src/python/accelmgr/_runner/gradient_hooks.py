@@ -1,0 +1,148 @@
+# Runs in: runners.
+"""Hands gradients from autograd to the sink, parameter by parameter."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+
+from accelmgr import _native
+from accelmgr._common.memory import order_of, ordered
+from accelmgr.errors import ModelError
+
+GRADIENT = operator.attrgetter("grad")
+
+Kept = list[tuple[torch.Tensor, torch.Tensor]]
+
+
+def set_aside(parameters: Iterable[torch.Tensor]) -> Kept:
+    """Takes `.grad` away, so that forward() finds none of another micro-batch, and can drop only its own."""
+    kept = [(parameter, gradient) for parameter in parameters if (gradient := parameter.grad) is not None]
+    for parameter, _ in kept:
+        parameter.grad = None
+    return kept
+
+
+def put_back(kept: Kept) -> None:
+    """Adds what forward() has left in `.grad` to what set_aside() took away."""
+    with torch.no_grad():
+        for parameter, total in kept:
+            if parameter.grad is not None:
+                total = total.add_(parameter.grad) if total.layout is torch.strided else total + parameter.grad
+            parameter.grad = total
+
+
+def real_of(gradient: torch.Tensor) -> torch.Tensor:
+    """Its real numbers."""
+    return torch.view_as_real(gradient) if gradient.is_complex() else gradient
+
+
+def largest_of(gradient: torch.Tensor) -> float:
+    """The largest magnitude, Inf or NaN if it has one. On the CPU a norm of torch takes 25 times as long."""
+    values = real_of(gradient)
+    low, high = torch.aminmax(values if values.itemsize > 1 else values.float())
+    return max(-float(low), float(high))
+
+
+class GradientHooks:
+    """Hands gradients to the sink, by a hook on each parameter.
+
+    What counts of a micro-batch is what `.grad` holds after the backward pass of its loss, as in plain PyTorch.
+    forward() may have backward passes of its own before: what they leave in `.grad` is added, unless forward() drops
+    it.
+
+    The sink copies the first gradient of an attempt and adds later ones. The hook leaves `.grad` None, so that autograd
+    never adds. If the user has a post-accumulate hook on the parameter, `.grad` is kept until rest(), and the user's
+    hook sees the sum over micro-batches. Where an inner step needs no other replica, all of them stay in `.grad`.
+    """
+
+    def __init__(self, parameters: Sequence[torch.Tensor], sink: _native.Sink) -> None:
+        self._parameters = parameters
+        self._orders = list(map(order_of, parameters))
+        self._sink = sink
+        self._hooked = [False] * len(parameters)
+        self.keeps = False  # The sink takes none in this attempt.
+        self._counts = False  # The backward pass of the loss is under way.
+        self._kept: Kept = []
+        self.hook()
+
+    def hook(self) -> None:
+        """Adds missing hooks. Call it again when further parameters require gradients."""
+        for index, parameter in enumerate(self._parameters):
+            if parameter.requires_grad and not self._hooked[index]:
+                self._hooked[index] = True
+                parameter.register_post_accumulate_grad_hook(self._hook(index))  # type: ignore[no-untyped-call]
+
+    def _hook(self, index: int) -> Callable[[torch.Tensor], None]:
+        def hook(parameter: torch.Tensor) -> None:
+            if self._counts and not self._is_kept(parameter):
+                self._hand_over(index)
+
+        return hook
+
+    def _is_kept(self, parameter: torch.Tensor) -> bool:
+        return self.keeps or len(parameter._post_accumulate_grad_hooks or ()) > 1
+
+    def _dense(self, index: int, gradient: torch.Tensor) -> torch.Tensor:
+        """As the session has it: in the dtype and the order of its parameter."""
+        parameter = self._parameters[index]
+        dense = gradient.detach() if gradient.layout is torch.strided else gradient.to_dense()
+        if dense.shape != parameter.shape:  # A hook has called resize_().
+            raise ModelError(f"a parameter has shape {list(parameter.shape)}, its gradient {list(dense.shape)}")
+        return ordered(dense.to(parameter.dtype).resolve_conj().resolve_neg(), self._orders[index])
+
+    def _hand_over(self, index: int) -> None:
+        parameter = self._parameters[index]
+        gradient = parameter.grad
+        parameter.grad = None
+        if gradient is not None:
+            dense = self._dense(index, gradient)  # May be a copy, which must live until it is read.
+            self._sink.capture(index, dense.data_ptr())
+
+    def begin_micro_batch(self) -> None:
+        """Call it before forward()."""
+        self._kept = set_aside(parameter for parameter, _ in self._kept)
+
+    def begin_backward(self) -> None:
+        self._sink.backward_begins()
+        put_back(self._kept)
+        self._counts = True
+
+    def end_backward(self) -> None:
+        """Hands over what backward passes of forward() have left for parameters of which the loss does not depend."""
+        self._counts = False
+        self._kept = []
+        for index, gradient in enumerate(map(GRADIENT, self._parameters)):
+            if gradient is None:
+                continue
+            if self._is_kept(self._parameters[index]):
+                self._kept.append((self._parameters[index], gradient))
+            else:
+                self._hand_over(index)
+
+    def begin_attempt(self) -> None:
+        self.keeps = self._sink.keeps_gradients()
+        self.forget()
+
+    def forget(self) -> None:
+        """Drops the gradients of an attempt."""
+        self._counts = False
+        self._kept = []
+        for parameter, gradient in zip(self._parameters, map(GRADIENT, self._parameters), strict=True):
+            if gradient is not None:
+                parameter.grad = None
+
+    def rest(self) -> None:
+        """Hands over what is still in `.grad`. Call it after the last backward pass of an attempt."""
+        self._kept = []
+        for index, gradient in enumerate(map(GRADIENT, self._parameters)):
+            if gradient is None:
+                continue
+            if not self.keeps:
+                self._hand_over(index)
+                continue
+            kept = self._parameters[index].grad = self._dense(index, gradient)
+            if kept.numel():
+                self._sink.magnitude(index, largest_of(kept))
