@@ -7,6 +7,7 @@ import signal
 
 import pytest
 import torch
+from programs import run
 from torch import nn
 
 import accelmgr
@@ -93,6 +94,29 @@ SHARED = torch.zeros(2).share_memory_()
 
 class Interrupted(Exception):
     pass
+
+
+DEFINED_LATER = """
+import torch, accelmgr
+
+class Net(torch.nn.Linear):
+    def forward(self, x):
+        return super().forward(x).sum()
+
+def answer(model):
+    return "old"
+
+with accelmgr.Manager(Net(2, 1), [torch.ones(2)] * 4, nprocs=1, batch_size_per_device=1) as manager:
+    def later(model):
+        return type(model).__name__
+    def answer(model):
+        return "new"
+    print(manager.call(later), manager.call(answer))
+"""
+
+
+def test_a_function_that_the_script_has_defined_since_is_the_one_that_is_called(tmp_path):
+    assert run("-c", DEFINED_LATER, cwd=tmp_path) == (0, "Net new\n", "")
 
 
 def test_a_call_after_an_interrupted_one_gets_its_own_answer(monkeypatch):

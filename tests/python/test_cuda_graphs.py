@@ -53,6 +53,17 @@ def test_micro_batches_are_recorded_once_and_computed_as_before(tmp_path, micro_
     assert model.calls() == 9 * 2 * micro_batches + 2 * (WARM_UP * micro_batches + recordings), "with the oracle's"
 
 
+def test_inner_steps_are_recorded_once(tmp_path):
+    torch.manual_seed(1)
+    model = Counted(tmp_path)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 40)
+    with start(model, Vectors(), batch_size_per_device=2, **GRAPHS) as manager:
+        for _ in manager.steps(9, optimizer=optimizer):
+            scheduler.step()
+    assert model.calls() == 2 * (WARM_UP + 1)
+
+
 def test_without_the_option_nothing_is_recorded(tmp_path):
     model = Counted(tmp_path)
     train(model, Vectors(), vectors(4), steps=6)

@@ -13,6 +13,7 @@ from torch import nn
 
 import accelmgr
 from accelmgr._common.objective import Objective
+from accelmgr._runner import outside
 from accelmgr._runner.replica import Replica
 
 X = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
@@ -212,6 +213,30 @@ def test_the_error_is_that_of_the_step() -> None:
     ) as manager:
         manager.step().raise_for_status()
         assert model.log_alpha.grad is not None
+
+
+LOOKS: list[int] = []
+
+
+class CountedReached(outside.Reached):
+    def __init__(self, *arguments: Any) -> None:
+        LOOKS.append(1)
+        super().__init__(*arguments)
+
+
+@pytest.mark.parametrize("kind", ["inner", "attribute", "plain"])
+def test_few_micro_batches_are_looked_at(monkeypatch, kind: str) -> None:
+    """Also where the host tells the runners something in each step, which adds no tensor to the model."""
+    monkeypatch.setattr(outside, "Reached", CountedReached)
+    model = Net(lambda model, x: model.layer(x))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with accelmgr.Manager(model, list(X) * 20, nprocs=1, start_method="fork", batch_size_per_device=4) as manager:
+        for number in range(20):
+            optimizer.param_groups[0]["lr"] = 0.1 / (number + 1)
+            if kind == "attribute":
+                model.scale = number
+            manager.step(optimizer=optimizer if kind == "inner" else None).raise_for_status()
+        assert manager.call(lambda _: len(LOOKS)) == 5, "1, 2, 4, 8 and 16"
 
 
 def test_a_buffer_that_requires_a_gradient_is_refused() -> None:

@@ -21,6 +21,7 @@ from typing import Any
 import cloudpickle
 
 from accelmgr._common.memfd import HostFile, open_memfd
+from accelmgr._common.origin import SCRIPT
 from accelmgr._common.pickling import CannotPickle, attempted, dump
 from accelmgr.errors import ModelError, UsageError
 
@@ -41,10 +42,13 @@ def _function(code: bytes, module: str, name: str, defaults: Any, keywords: Any,
 
 
 class _Pickler(pickle.Pickler):
-    """For a fork, which has all modules. A function that is not found by its name travels as its code."""
+    """For a fork, which has all modules. A function travels as its code if it is the script's, which may have defined
+    it since, or is not found by its name."""
 
     def reducer_override(self, obj: Any) -> Any:
-        if not isinstance(obj, types.FunctionType) or getattr(sys.modules[obj.__module__], obj.__name__, None) is obj:
+        if not isinstance(obj, types.FunctionType):
+            return NotImplemented
+        if obj.__module__ not in SCRIPT and getattr(sys.modules[obj.__module__], obj.__name__, None) is obj:
             return NotImplemented
         values = [cell.cell_contents for cell in obj.__closure__ or ()]
         code = marshal.dumps(obj.__code__)

@@ -8,6 +8,7 @@ as autograd has made it.
 from __future__ import annotations
 
 import contextlib
+import enum
 import pickle
 import re
 import warnings
@@ -77,6 +78,16 @@ def _text_of(inputs: Any) -> str:
     return ", ".join(texts)
 
 
+class Change(enum.IntEnum):
+    """What the host has changed of the model."""
+
+    NOTHING = 0
+    VALUES = 1
+    """It computes with other values."""
+    TENSORS = 2
+    """It may have other tensors, too."""
+
+
 class Changes:
     """What the host has published since the processes began: attributes of modules, settings of torch."""
 
@@ -89,23 +100,29 @@ class Changes:
         self.places = places
         self._model = model
 
-    def make(self, place: bytes, held: list[str]) -> None:
+    def make(self, place: bytes, held: list[str]) -> Change:
         """Those of the publication at `place`. held: attributes that have later values, which came as buffers do."""
-        modules = dict(self._model.named_modules())
+        modules: dict[str, torch.nn.Module] = {}
+        made = Change.NOTHING
         for (kind, *where), value in self._reader.changes(place):
-            if kind == "setting":
-                torch_settings.apply({where[0]: value})
-                continue
             if kind == "order":
                 self.order = pickle.loads(value)
+                continue
+            made = max(made, Change.VALUES)
+            if kind == "setting":
+                torch_settings.apply({where[0]: value})
                 continue
             path, name = where
             if (f"{path}.{name}" if path else name) in held:
                 continue
+            modules = modules or dict(self._model.named_modules())
             attributes: dict[str, Any] = modules[path].__dict__
+            if not isinstance(value, (bool, int, float, complex, str, bytes, type(None))):
+                made = Change.TENSORS
             before = attributes.get(name)
             if type(value) is not type(before) or not _written_in_place(before, value):
                 attributes[name] = value
+        return made
 
     def call(self) -> None:
         """What the host has put into its Calls, with the model as the script knows it."""
@@ -124,6 +141,11 @@ def _written_in_place(before: Any, value: Any) -> bool:
         before.extend(value) if isinstance(before, list) else before.update(value)
         return True
     return False
+
+
+def _parted(followed: bytes) -> tuple[bytes, bytes]:
+    """The place of the host's publication, and the modes of the model."""
+    return followed[: PLACE.size], followed[PLACE.size :]
 
 
 class Replica:
@@ -347,17 +369,24 @@ class Replica:
         loss.backward()  # type: ignore[no-untyped-call]
         self._gradients.end_backward()
 
-    def _follow(self) -> None:
+    def _follow(self) -> Change:
         """Makes the changes that the host has made to the model since the last micro-batch."""
-        if self._modes != self._followed:
-            modes = bytes(self._modes)
-            if self._changes is not None and modes[: PLACE.size] != self._followed[: PLACE.size]:
-                self._changes.make(modes[: PLACE.size], self._buffers.held())
-            self._structure.follow(modes[PLACE.size :], self._followed[PLACE.size :])
-            self._followed = modes
-            self._outside.changed()
+        if self._modes == self._followed:
+            return Change.NOTHING
+        present = bytes(self._modes)
+        (place, modes), (former, before) = _parted(present), _parted(self._followed)
+        made = Change.NOTHING
+        if self._changes is not None and place != former:
+            made = self._changes.make(place, self._buffers.held())
+        if modes != before:
+            self._structure.follow(modes, before)
+            made = Change.TENSORS
             if self._gradients is not None:
                 self._gradients.hook()
+        if made is Change.TENSORS:
+            self._outside.changed()
+        self._followed = present
+        return made
 
     def _loss(self, inputs: Any, divisor: float | torch.Tensor) -> Numbers:
         """The loss of a micro-batch, divided, and the other numbers of the output."""

@@ -31,6 +31,7 @@ from accelmgr._runner.graphs import Graphs
 from accelmgr._runner.outputs import Numbers
 from accelmgr._runner.replica import (
     Abandoned,
+    Change,
     Changes,
     Description,
     Field,
@@ -188,11 +189,11 @@ class CudaReplica(DeviceReplica):
         self._buffers.settle()
         return loss.detach(), scalars
 
-    def _follow(self) -> None:
-        before = self._followed
-        super()._follow()
-        if self._graphs is not None and self._followed is not before:
+    def _follow(self) -> Change:
+        made = super()._follow()
+        if self._graphs is not None and made is not Change.NOTHING:
             self._graphs.forget()
+        return made
 
     def collect(self) -> tuple[float, list[tuple[str, float]]]:
         with self._blaming(), self._leaving():
