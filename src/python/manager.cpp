@@ -495,7 +495,9 @@ void bind_manager(nb::module_& module) {
           "The most runners, grad_accumulation_steps, and batch_size_per_device.")
       .def_prop_ro("run_id", [](Handle& self) { return self.started().run_id(); })
       .def(
-          "statistics", [](Handle& self) { return self.started().statistics(); }, "Any thread may call it.")
+          "statistics", [](Handle& self, bool memory) { return self.started().statistics(memory); },
+          nb::arg("memory") = true,
+          "Any thread may call it. memory=False: without peak_memory_bytes, which takes most of the time.")
       .def("stop",
            [](Handle& self) {
              if (self.is_started()) unlocked([&m = self.started()] { m.stop(); });

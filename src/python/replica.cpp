@@ -299,6 +299,9 @@ void bind_replica(nb::module_& module) {
       .def("backward_begins", &Sink::backward_begins)
       .def("keeps_gradients", &Sink::keeps_gradients,
            "Whether the replica keeps the gradients of this attempt for apply(), and gives none to the sink.")
+      .def("look_at", &Sink::look_at, nb::arg("index"), nb::arg("address"),
+           "Looks at such a gradient of parameter `index`, which is dense, at `address`: whether it is "
+           "finite.")
       .def(
           "share",
           [](Sink& self, int memory) -> SharedPlaces {

@@ -47,6 +47,9 @@ struct Sink {
   void magnitude(std::size_t index, double largest) {
     call([&](auto& to) { to.magnitude(index, largest); });
   }
+  void look_at(std::size_t index, std::uintptr_t address) {
+    call([&](auto& to) { to.look_at(index, reinterpret_cast<const void*>(address)); });
+  }
   bool keeps_gradients() {
     return call([](auto& to) { return to.keeps_gradients(); });
   }

@@ -472,9 +472,9 @@ void Handle::update_buffers(std::span<const Value> values) {
   version.fetch_add(1);  // Runners load them when they begin the next attempt.
 }
 
-Statistics Handle::statistics() const {
+Statistics Handle::statistics(bool memory) const {
   state_->check_owner("statistics");
-  return statistics_of(*state_->session, state_->link().manager_pid());
+  return statistics_of(*state_->session, state_->link().manager_pid(), memory);
 }
 
 void Handle::resize(int runners) {

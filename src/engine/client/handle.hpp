@@ -118,7 +118,7 @@ class Handle {
   /// For another manager, of a model with other parameters, that goes on where this one stands after stop():
   /// its run, counters, position in the data and generators, as JSON.
   std::string continuation() const;
-  Statistics statistics() const;
+  Statistics statistics(bool memory = true) const;  ///< statistics_of().
   void stop();
   void kill() noexcept;
 

@@ -8,7 +8,8 @@
 
 namespace accelmgr::client {
 
-/// `manager`: the process that owns the session. Any process that has mapped the session may call it.
-Statistics statistics_of(const session::Session& session, pid_t manager);
+/// `manager`: the process that owns the session. Any process that has mapped the session may call it. Without
+/// `memory`, which takes most of the time, no process has a peak of it.
+Statistics statistics_of(const session::Session& session, pid_t manager, bool memory = true);
 
 }  // namespace accelmgr::client

@@ -118,9 +118,11 @@ class Sink : public base::Waiter {
   /// Maps the file `memory`, which is laid out as the master's parameters. Call it once. Empty if a runner
   /// does not guard its parameters (`runners.protect_parameters`): others would see what a model writes.
   virtual SharedParameters share(base::UniqueFd /*memory*/) { return {}; }
-  /// The replica keeps the gradients of this attempt for apply(), and gives none to the sink; it tells their
-  /// magnitude() before collect() returns.
+  /// The replica keeps the gradients of this attempt for apply(), and gives none to the sink; it has them
+  /// looked at, or tells their magnitude(), before collect() returns.
   virtual bool keeps_gradients() { return false; }
+  /// Looks whether such a gradient is finite: as capture() does, which copies it.
+  virtual void look_at(std::size_t /*index*/, const void* /*gradient*/) {}
   /// The forward pass of a micro-batch is done; its backward pass begins.
   virtual void backward_begins() = 0;
   /// True: no micro-batch follows the one that runs now, so its backward pass completes the gradients. False:

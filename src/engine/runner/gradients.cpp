@@ -62,6 +62,11 @@ void Gradients::note(std::size_t index, double magnitude) {
   if (std::ranges::find(nonfinite_, index) == nonfinite_.end()) nonfinite_.push_back(index);
 }
 
+void Gradients::look_at(std::size_t index, const void* gradient) {
+  const auto& entry = trained(index);
+  note(index, session::best_kernels().largest(gradient, entry.elements(), entry.types.gradient));
+}
+
 void Gradients::shard(const session::Bytes& shard, const std::byte* sums) {
   if (shard.end < shard.first || shard.end > plan_.bytes())
     throw ModelError(fmt::format("a shard of the bytes {} to {} was passed, but the gradients have {}",

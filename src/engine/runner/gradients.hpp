@@ -34,6 +34,8 @@ class Gradients {
   void arrived(std::span<const std::size_t> indices);
   /// The largest magnitude of the gradient of parameter `index`; infinite or NaN if a value of it is.
   void note(std::size_t index, double magnitude);
+  /// The same of a gradient that is not captured.
+  void look_at(std::size_t index, const void* gradient);
   /// Takes a shard of the sum over a team, which may lie in its place already. Counts what it has a part of
   /// as captured.
   void shard(const session::Bytes& shard, const std::byte* sums);

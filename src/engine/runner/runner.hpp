@@ -50,6 +50,7 @@ class Runner final : private replica::Sink {
   bool keeps_gradients() override {
     return session_.control().request.applies == session::Applies::one_replica;
   }
+  void look_at(std::size_t index, const void* gradient) override { gradients_.look_at(index, gradient); }
   replica::SharedParameters share(base::UniqueFd memory) override;
   bool is_stale(std::size_t index) override { return frozen_are_stale_ || gradients_.is_trained(index); }
   void shard(session::RankMask team, session::Bytes shard, const std::byte* sums) override {

@@ -355,7 +355,7 @@ class Manager(InnerDriver):
                     "the model is in evaluation mode (model.training is False), and runners compute in that mode; "
                     "model.train() turns on dropout and batch statistics"
                 )
-        self._first_step = self._handle.statistics().steps
+        self._first_step = self.counts().steps
         self._method = method
         master = self._bound.master
         sharing.stay(self, [tensor for _, tensor in master.parameters + master.gradients])
@@ -377,7 +377,7 @@ class Manager(InnerDriver):
 
     def _makes_room(self) -> bool:
         """Starts again if runners need room for buffers that are larger, or change."""
-        steps = self._handle.statistics().steps
+        steps = self.counts().steps
         if not self._delivery.makes_room(trained=steps != self._first_step):
             return False
         self._start_again(steps)
@@ -394,7 +394,7 @@ class Manager(InnerDriver):
             self._handle.stop()
             if self._left is not None:
                 self._left.leave()
-            statistics = self._handle.statistics()
+            statistics = self.counts()
             team = len(statistics.runners)
             back_to, unstarted = renewal.back_to, self._load(self._own_kinds)
             self._delivery.leave(statistics.elements if back_to is None else back_to.elements)
@@ -536,13 +536,13 @@ class Manager(InnerDriver):
         self._bound.check()
         self._bound.check_buffers()
         self._delivery.refresh()
-        before = self._handle.statistics().manager_pid
+        before = self.counts().manager_pid
         try:
             with self._waiting():
                 call()
         finally:
             self._waits_no_more()
-            if self._handle.statistics().manager_pid != before:  # Also if a signal handler has raised since.
+            if self.counts().manager_pid != before:  # Also if a signal handler has raised since.
                 self._is_refreshing = False
                 self._bound.begin_again()
                 if self._following is not None:
@@ -577,7 +577,7 @@ class Manager(InnerDriver):
     def _check(self) -> None:
         if not self._finish_renewal("step") and (changing := self._bound.changing()):
             self._delivery.make_room(changing)
-            self._start_again(self._handle.statistics().steps)
+            self._start_again(self.counts().steps)
         super()._check()
 
     def _follow(self) -> None:

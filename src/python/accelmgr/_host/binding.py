@@ -175,7 +175,7 @@ class Binding:
         before, self._not_kept = self._not_kept, not_kept
         if not before and not not_kept:
             return
-        count, self._replacements = self._replacements, self._handle.statistics().replacements
+        count, self._replacements = self._replacements, self._handle.statistics(memory=False).replacements
         if before and self._replacements != count:
             logger.warning(
                 "a runner has taken the place of another without what that had in attribute '%s' of the model: "

@@ -43,7 +43,7 @@ logger = logging.getLogger("accelmgr")
 
 
 class Counting(Protocol):
-    def statistics(self) -> _native.Statistics: ...
+    def counts(self) -> _native.Statistics: ...
 
 
 def _consumed_of(reference: weakref.ref[Counting]) -> Callable[[], int]:
@@ -54,7 +54,7 @@ def _consumed_of(reference: weakref.ref[Counting]) -> Callable[[], int]:
 
     def consumed() -> int:
         owner = reference()
-        return owner.statistics().elements if owner is not None else 0
+        return owner.counts().elements if owner is not None else 0
 
     return consumed
 

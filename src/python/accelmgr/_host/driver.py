@@ -97,7 +97,7 @@ class Driver:
     @property
     def synced_step(self) -> int:
         """The parameters of this process are those after this step."""
-        return self.statistics().steps
+        return self._handle.statistics(memory=False).steps
 
     def _begins_again(self, result: _native.StepResult) -> bool:
         """Whether others have taken the place of processes that were lost in this step, which is to be repeated."""

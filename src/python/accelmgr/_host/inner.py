@@ -67,6 +67,11 @@ def _differs(one: Any, other: Any) -> bool:
     return bool(one != other)
 
 
+def _copied(numbers: Numbers) -> Numbers:
+    plain = (bool, int, float, str, type(None))
+    return {name: value if isinstance(value, plain) else copy.deepcopy(value) for name, value in numbers.items()}
+
+
 class _Lost(Exception):
     """A process was lost that had made steps which are ahead."""
 
@@ -96,7 +101,7 @@ class InnerSteps:
 
     @property
     def _steps(self) -> int:
-        return self._manager.statistics().steps
+        return self._manager.counts().steps
 
     @property
     def ahead(self) -> int:
@@ -139,12 +144,12 @@ class InnerSteps:
 
     def are_others(self) -> bool:
         """Whether a process has taken the place of one that had all steps."""
-        statistics = self._manager.statistics()
-        return (statistics.manager_pid, statistics.replacements) != (self._manager_pid, self._replacements)
+        counts = self._manager.counts()
+        return (counts.manager_pid, counts.replacements) != (self._manager_pid, self._replacements)
 
     @property
     def _team(self) -> list[int]:
-        return [runner.rank for runner in self._manager.statistics().runners]
+        return [runner.rank for runner in self._manager.counts().runners]
 
     def bring_optimizer(self) -> None:
         """The processes get it as it is here, if they do not have it so."""
@@ -171,9 +176,9 @@ class InnerSteps:
         if not self._manager.forks:
             self._number = next(_numbers)
             self._sent = self._manager.sent_optimizer(self.optimizer)
-        statistics = self._manager.statistics()
-        self._manager_pid, self._replacements = statistics.manager_pid, statistics.replacements
-        self._base = statistics.steps
+        counts = self._manager.counts()
+        self._manager_pid, self._replacements = counts.manager_pid, counts.replacements
+        self._base = counts.steps
         self._known: list[Numbers] = [numbers_of(group) for group in self.optimizer.param_groups]
         self._changed: list[set[str]] = [set() for _ in self._known]
         self._trained = parameters_of(self.optimizer)
@@ -188,16 +193,16 @@ class InnerSteps:
         """Tells the runners of the next step."""
         if self._is_taking:  # A signal handler has raised in it.
             self.sync()
-        statistics = self._manager.statistics()
-        self._reached = max(self._reached, statistics.steps)
-        if (statistics.manager_pid, statistics.replacements) != (self._manager_pid, self._replacements):
-            if self.ahead > 0 or statistics.manager_pid == self._manager_pid:
+        counts = self._manager.counts()
+        self._reached = max(self._reached, counts.steps)
+        if (counts.manager_pid, counts.replacements) != (self._manager_pid, self._replacements):
+            if self.ahead > 0 or counts.manager_pid == self._manager_pid:
                 self.renew()
             else:
                 self._meet()
                 if self._manager.forks:  # They were forked before: they may have other numbers.
                     self._changed = list(map(set, self._known))
-        if statistics.steps < self._reached:
+        if counts.steps < self._reached:
             self._make_again()
         parameters, _ = self._versions()
         if self._reached == self.synced_step:
@@ -210,7 +215,7 @@ class InnerSteps:
         present = self._note_changed()
         order = self._order(present, clip_grad_norm, self._reached == self.synced_step, self._reached)
         order.repeated = self._repeated
-        self._orders[self._reached] = order, copy.deepcopy(present)
+        self._orders[self._reached] = order, [_copied(numbers) for numbers in present]
         self._manager.publish_order(order)
         return order
 

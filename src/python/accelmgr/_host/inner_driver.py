@@ -35,6 +35,10 @@ class InnerDriver(Driver):
         """See Manager."""
         raise NotImplementedError
 
+    def counts(self) -> _native.Statistics:
+        """As statistics(), without memory."""
+        return self._handle.statistics(memory=False)
+
     def go_back_to(self, standing: Standing) -> None:
         """Starts processes there."""
         raise NotImplementedError
@@ -99,12 +103,12 @@ class InnerDriver(Driver):
 
     def standing(self) -> Standing:
         """Where the run stands."""
-        return Standing(self._handle.continuation(), self._handle.statistics().elements, self._delivery.grown)
+        return Standing(self._handle.continuation(), self.counts().elements, self._delivery.grown)
 
     def shared_parameters(self, optimizer: torch.optim.Optimizer) -> SharedParameters | None:
         """Memory that the runners update together; None if each has parameters of its own."""
         handle = self._handle
-        several = handle.device == "cpu" and len(handle.statistics().runners) > 1
+        several = handle.device == "cpu" and len(self.counts().runners) > 1
         if not several or handle.team_shrinks or not handle.protects_parameters or not is_divisible(optimizer):
             return None  # A team that shrinks goes on with what a survivor has.
         return SharedParameters(handle, self._bound.leaves(), optimizer)
