@@ -391,7 +391,8 @@ class Changes:
         forms = [form & ASSIGNED | kind for form, kind in zip(self._forms, kinds, strict=False)]
         return torch.tensor([*forms, self._forms[-1]], dtype=torch.uint8)
 
-    def told(self) -> None:
+    def told(self, changes: list[tuple[str, torch.Tensor]]) -> None:
         """Records that the result of take() has been sent."""
-        self.note()
+        if any(name != MODES for name, _ in changes):
+            self.note()
         self._modes = self._present_modes()

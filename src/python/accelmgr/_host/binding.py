@@ -161,7 +161,7 @@ class Binding:
             check_on_cpu("update_buffers", name, tensor)
         dense = [(name, tensor.contiguous().resolve_conj().resolve_neg()) for name, tensor in changes]
         self._handle.update_buffers(memory.addressed(dense))
-        self._changes.told()
+        self._changes.told(changes)
 
     def show(self, counted: bool, overwritten: bool) -> None:
         """After a step: the model has its gradients, and, if it counted, its buffers."""
