@@ -27,9 +27,11 @@ class Patience {
     if (!deadline_) deadline_ = base::Deadline::in_seconds(seconds_);
     return *deadline_;
   }
-  /// Whether the deadline has passed, or `interrupted` says so, or has thrown.
-  bool over() const noexcept {
-    if (thrown_ || deadline().passed()) return true;
+  /// Whether the deadline has passed, or it was interrupted.
+  bool over() const noexcept { return deadline().passed() || was_interrupted(); }
+  /// Whether `interrupted` says so, or has thrown.
+  bool was_interrupted() const noexcept {
+    if (thrown_) return true;
     try {
       return interrupted_ && interrupted_();
     } catch (...) {

@@ -26,7 +26,7 @@ make_roots() {
 
 # in_root NAME COMMAND...: runs it there, with the environment of a user who has just logged in. The certificates that this
 # machine trusts come along: pip needs them behind a proxy that terminates TLS. pip keeps no second copy of what it has
-# downloaded: nobody would use it. READ_ONLY=FOLDER is seen as /site-packages.
+# downloaded, which nobody would use, and what it unpacks lies in memory. READ_ONLY=FOLDER is seen as /site-packages.
 in_root() {
   local root=$roots/$1 certificates=${PIP_CERT:-/etc/ssl/certs/ca-certificates.crt}
   local environment=(HOME=/root PATH=/usr/sbin:/usr/bin:/sbin:/bin LANG=C.UTF-8 PIP_NO_CACHE_DIR=1)
@@ -41,6 +41,7 @@ in_root() {
     root=$1
     shift
     mount -t proc proc "$root/proc"
+    mount -t tmpfs -o size=4g,mode=1777 tmpfs "$root/tmp"
     mount --rbind /dev "$root/dev"
     if [[ -n ${READ_ONLY:-} ]]; then
       mkdir -p "$root/site-packages"

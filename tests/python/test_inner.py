@@ -7,6 +7,7 @@ import importlib
 import os
 import signal
 import threading
+import time
 
 import pytest
 import torch
@@ -136,6 +137,27 @@ def test_a_runner_that_dies_while_it_applies_costs_no_step(tmp_path, runners):
         for state in optimizer.state.values():
             state.pop("count", None)
         assert_same((model, optimizer), (wanted, reference))
+
+
+class TakesLong(torch.optim.SGD):
+    def step(self, closure=None):
+        end = time.process_time() + 1.0
+        while time.process_time() < end:
+            torch.ones(10).sum()
+        super().step()
+
+
+@pytest.mark.parametrize("runners", [1, 2])
+def test_an_optimizer_may_take_longer_than_an_aborted_step_and_than_the_call(runners):
+    model = Net()
+    optimizer = TakesLong(model.parameters(), 0.1)
+    with manager_of(model, runners, abort_grace=0.2) as manager:
+        for _ in range(2):
+            result = manager.step(optimizer=optimizer, timeout=0.5)
+            assert (result.status, result.repeated) == ("ok", 0)
+        manager.sync()
+        assert manager.statistics().replacements == 0
+    assert_same((model, optimizer), in_host(lambda p: torch.optim.SGD(p, 0.1), 2, runners, rates=0))
 
 
 @pytest.mark.parametrize("start_method", ["fork", "forkserver"])

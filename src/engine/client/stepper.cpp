@@ -452,9 +452,13 @@ Observed Stepper::observe(const session::StepWord& word, Wait& wait) {
   return observed;
 }
 
-// The gradients are the host's when this returns. A runner that dies meanwhile is noticed in the next step.
+// The gradients are the host's when this returns: the attempt is committed, so it is waited for beyond the
+// patience of a step. The supervisor ends a runner that takes longer than step_timeout; this process goes on
+// without an answer only if that does not move, either. A runner that dies meanwhile is noticed in the next
+// step.
 double Stepper::wait_applied(std::uint64_t attempt, const base::Patience& patience) {
   const auto& readiness = session_.control().readiness;
+  const auto deadline = base::Deadline::in_seconds(config_.step_timeout + timing::reduction_by_host_margin_s);
   for (;;) {
     const auto seen = ipc::load(readiness);
     bool applied = true;
@@ -467,8 +471,10 @@ double Stepper::wait_applied(std::uint64_t attempt, const base::Patience& patien
       else
         applied = false;
     }
-    if (applied || participant_ended() || link_.manager_ended() || patience.over()) return norm;
-    ipc::wait_changed(readiness, seen, patience.next_look_ns(), 0);
+    if (applied || participant_ended() || link_.manager_ended() || patience.was_interrupted() ||
+        deadline.passed())
+      return norm;
+    ipc::wait_changed(readiness, seen, timing::look_ns, 0);
   }
 }
 

@@ -63,6 +63,8 @@ std::optional<std::string> Watchdog::judge(int rank, std::int64_t now_ns) {
       (participants >> rank & 1) != 0 && session_.record(rank).acknowledged_attempt.load() < word.attempt;
   note_progress(rank, word.attempt, busy, seen, now_ns);
   if (!busy) return std::nullopt;
+  if (word.closed && !word.abort && session_.control().request.applies != session::Applies::host)
+    return judge_applying(rank, seen, now_ns);
   if (word.abort || word.closed) return judge_over(rank, seen, now_ns);
   if (word.committed(participants)) return judge_committed(rank, seen, now_ns);
   return judge_computing(rank, seen, now_ns);
@@ -86,6 +88,15 @@ std::optional<std::string> Watchdog::judge_over(int rank, Seen& seen, std::int64
   const auto over_for_ns = now_ns - seen.over_ns;
   if (over_for_ns < ns(config_.abort_grace)) return std::nullopt;
   return standing(rank, "has not left a closed or aborted attempt within abort_grace", over_for_ns,
+                  usage_of(rank));
+}
+
+// Its optimizer may take as long as forward and backward.
+std::optional<std::string> Watchdog::judge_applying(int rank, Seen& seen, std::int64_t now_ns) const {
+  if (seen.over_ns == 0) seen.over_ns = now_ns;
+  const auto over_for_ns = now_ns - seen.over_ns;
+  if (over_for_ns < ns(config_.step_timeout)) return judge_computing(rank, seen, now_ns);
+  return standing(rank, "has not made the update of a committed step within step_timeout", over_for_ns,
                   usage_of(rank));
 }
 

@@ -64,6 +64,7 @@ class Watchdog {
   /// The silence begins anew if the runner has moved, or has nothing to do (`busy` is false).
   void note_progress(int rank, std::uint64_t attempt, bool busy, Seen& seen, std::int64_t now_ns) const;
   std::optional<std::string> judge_over(int rank, Seen& seen, std::int64_t now_ns) const;
+  std::optional<std::string> judge_applying(int rank, Seen& seen, std::int64_t now_ns) const;
   std::optional<std::string> judge_committed(int rank, Seen& seen, std::int64_t now_ns) const;
   std::optional<std::string> judge_computing(int rank, Seen& seen, std::int64_t now_ns) const;
   /// Whether the process has used CPU time since it is counted.

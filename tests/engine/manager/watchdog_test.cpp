@@ -165,6 +165,37 @@ TEST_F(WatchdogTest, WhoComputesInACommittedReductionWithoutProgressHangs) {
   EXPECT_EQ(watch(100, [this] { usage_->cpu_ns += step_ns / 2; }).size(), 2u);
 }
 
+/// The mean gradient of the attempt is whole, and runners apply it: nothing but their acknowledgement
+/// follows.
+class WatchdogOfUpdates : public WatchdogTest {
+ protected:
+  WatchdogOfUpdates() {
+    session_.control().request.applies = session::Applies::replicas;
+    for (int rank = 0; rank < 2; ++rank) {
+      session::cast_vote({session_, rank}, 1);
+      session_.record(rank).cursor.store(session::encode({.attempt = 1, .chunk = session::cursor_finished}));
+    }
+    session::close_if_over(session_, 1);
+    EXPECT_TRUE(session_.word().closed);
+    session_.record(0).acknowledged_attempt.store(1);
+  }
+};
+
+TEST_F(WatchdogOfUpdates, MayTakeLongerThanAnAbort) {
+  usage_->state = 'R';
+  EXPECT_TRUE(watch(config().step_timeout - 1, [this] { usage_->cpu_ns += step_ns / 2; }).empty());
+  const auto verdicts = watch(2, [this] { usage_->cpu_ns += step_ns / 2; });
+  ASSERT_EQ(verdicts.size(), 1u);
+  EXPECT_EQ(verdicts[0].rank, 1);
+  EXPECT_NE(verdicts[0].why.find("the update of a committed step"), std::string::npos) << verdicts[0].why;
+}
+
+TEST_F(WatchdogOfUpdates, HangsLikeAnyComputation) {
+  const auto verdicts = watch(11);
+  ASSERT_EQ(verdicts.size(), 1u);
+  EXPECT_NE(verdicts[0].why.find("runner 1 hangs"), std::string::npos) << verdicts[0].why;
+}
+
 TEST_F(WatchdogTest, AReplacementBeginsWithFullPatience) {
   watch(9);
   for (int rank = 0; rank < 2; ++rank) session_.record(rank).generation.fetch_add(1);

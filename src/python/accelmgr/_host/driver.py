@@ -140,7 +140,8 @@ class Driver:
         and line searches need; it is a step in all else. It needs `data={"keep_last_step": True}`, which costs the
         memory of these elements.
 
-        Blocks until the step is done, or for `timeout` seconds (default: step_timeout). Ctrl-C ends the wait. The
+        Blocks until the step is done, or for `timeout` seconds (default: step_timeout). An inner step that is committed
+        in this time is waited for, until all runners have made the update, at most step_timeout. Ctrl-C ends the wait. The
         KeyboardInterrupt, or what another signal handler raises, then has the result as `step_result`; gradients were
         added only if its `counted` is true.
         step() returns a result also for a step that failed. Unpacking a result that is not `ok`, as in
