@@ -18,6 +18,7 @@ from programs import run
 from torch import nn
 
 import accelmgr
+from accelmgr._common.inner import Resident
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -158,6 +159,43 @@ def test_an_optimizer_may_take_longer_than_an_aborted_step_and_than_the_call(run
         manager.sync()
         assert manager.statistics().replacements == 0
     assert_same((model, optimizer), in_host(lambda p: torch.optim.SGD(p, 0.1), 2, runners, rates=0))
+
+
+class Alarm(Exception):
+    pass
+
+
+def raise_alarm(number, frame):
+    raise Alarm
+
+
+def test_gradients_that_runners_still_apply_after_an_interrupt_stay_as_they_are(monkeypatch):
+    step = Resident.step
+
+    def slow(self, *arguments):
+        end = time.process_time() + 1.5
+        while time.process_time() < end:
+            torch.ones(10).sum()
+        return step(self, *arguments)
+
+    monkeypatch.setattr(Resident, "step", slow)
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    before = signal.signal(signal.SIGALRM, raise_alarm)
+    try:
+        with manager_of(model, 2) as manager:
+            manager.step(optimizer=optimizer).raise_for_status()
+            with pytest.raises(Alarm) as caught:
+                signal.setitimer(signal.ITIMER_REAL, 0.75)
+                manager.step(optimizer=optimizer)
+            assert caught.value.step_result.counted
+            manager.zero_grad()  # Loops that were written for an optimizer in the host do so.
+            optimizer.zero_grad()
+            manager.step(optimizer=optimizer).raise_for_status()
+            manager.sync()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert_same((model, optimizer), in_host(lambda p: torch.optim.SGD(p, 0.1), 3, 2, rates=0))
 
 
 @pytest.mark.parametrize("start_method", ["fork", "forkserver"])

@@ -100,11 +100,11 @@ class Binding:
         if self._structure is not None:
             self._structure.check_buffers()
 
-    def check(self) -> None:
+    def check(self, takes_gradients: bool = True) -> None:
         """Raises ModelError unless the parameters are the session's; takes over what was done to `.grad`."""
         if self._structure is not None:
             self._structure.check()
-        self.master.look_after()
+        self.master.look_after(takes_gradients)
 
     def leaves(self) -> list[torch.Tensor]:
         """In the master's order."""

@@ -141,9 +141,9 @@ class Driver:
         memory of these elements.
 
         Blocks until the step is done, or for `timeout` seconds (default: step_timeout). An inner step that is committed
-        in this time is waited for, until all runners have made the update, at most step_timeout. Ctrl-C ends the wait. The
-        KeyboardInterrupt, or what another signal handler raises, then has the result as `step_result`; gradients were
-        added only if its `counted` is true.
+        in this time is waited for, until all runners have made the update, at most step_timeout. Ctrl-C ends the wait.
+        The KeyboardInterrupt, or what another signal handler raises, then has the result as `step_result`; gradients
+        were added only if its `counted` is true.
         step() returns a result also for a step that failed. Unpacking a result that is not `ok`, as in
         `loss, samples = manager.step()`, raises its typed error.
 
@@ -302,7 +302,7 @@ class Driver:
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Zeroes the master's gradients. As in torch, `.grad` is None then until a step gives a gradient.
 
-        set_to_none=False: `.grad` stays, as zeros.
+        set_to_none=False: `.grad` stays, as zeros. After an inner step it does nothing: the next one overwrites them.
         """
         self._check_idle("zero_grad")
         self._bound.check()

@@ -47,6 +47,13 @@ class InnerDriver(Driver):
         """Whether an exception had ended what had begun. Then there are processes again."""
         raise NotImplementedError
 
+    def _check(self) -> None:
+        self._bound.check(takes_gradients=self._inner is None)  # A runner may still apply them: after Ctrl-C.
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        if self._inner is None:
+            super().zero_grad(set_to_none)
+
     def _check_thread(self) -> None:
         if self._delivery.feed is not None and self._delivery.feed.is_bound:
             raise UsageError(

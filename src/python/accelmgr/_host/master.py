@@ -177,21 +177,23 @@ class Master:
                 leaf.grad = None
         self._note()
 
-    def look_after(self) -> None:
+    def look_after(self, takes_gradients: bool = True) -> None:
         """Makes the master's gradients what the caller has made of `.grad`: None is zero, another tensor is copied.
+
+        takes_gradients: False: they stay as they are, since runners may read them.
 
         Raises ModelError for a parameter that no longer lies in the master's memory, and for a gradient that is part of
         other memory.
         """
-        if self._exact:
+        if self._exact and takes_gradients:
             self._take_copies()
-        self._take_gradients()
+        self._take_gradients(takes_gradients)
         if self._frozen:
             if self._unfreeze():
-                self._take_gradients()
+                self._take_gradients(takes_gradients)
             self._tell_of_writes()
 
-    def _take_gradients(self) -> None:
+    def _take_gradients(self, takes: bool = True) -> None:
         leaves = self._leaves
         if (
             all(map(operator.is_, map(_gradient, leaves), self._found))
@@ -222,6 +224,8 @@ class Master:
             elif leaf.numel() and gradient.data_ptr() != self._gradient_places[index]:
                 self._check_own(index, gradient)
                 written.append((index, gradient))
+        if not takes:
+            return
         self._zero(dropped)
         for index, gradient in written:
             write(self._gradients[index], gradient)
