@@ -157,7 +157,13 @@ void ProtocolModel::wait_steps(const State& s, Steps<State>& out) const {
   const auto word = word_of(s);
   const auto move = [&](const char* what, Pc to) { go(out.add(s, host_name, what).host, to); };
   if (word.abort) return move("sees the attempt aborted", word.closed ? Pc::give_result : Pc::close_look);
-  if (word.closed) return move("sees the attempt closed", Pc::give_result);
+  if (word.closed && is(Mutation::host_changes_what_is_applied)) {
+    auto& t = out.add(s, host_name, "sees the attempt closed, and zeroes the gradients");
+    for (auto& rank : t.ranks) rank.master = 0;
+    return go(t.host, Pc::await_applied);
+  }
+  if (word.closed)
+    return move("sees the attempt closed", options_.inner ? Pc::await_applied : Pc::give_result);
   if (!alive(s.supervisor)) move("sees the manager's death", Pc::end_all);
   if (word.committed(all())) {
     if (!options_.patient) move("has waited too long for the reduction", Pc::end_all);
@@ -167,6 +173,20 @@ void ProtocolModel::wait_steps(const State& s, Steps<State>& out) const {
   for (int rank = 0; rank < options_.ranks; ++rank) any_lost = any_lost || lost(s, rank);
   if (any_lost) move("sees a runner's death", Pc::abort_lost);
   if (!options_.patient) move("has reached the deadline", Pc::abort_timeout);
+}
+
+// It does not wait for the dead, and others wait for it.
+void ProtocolModel::await_applied_steps(const State& s, Steps<State>& out) const {
+  bool all_have = true;
+  bool any_lost = !alive(s.supervisor);
+  for (int rank = 0; rank < options_.ranks; ++rank) {
+    all_have = all_have && s.ranks[rank].acknowledged_attempt >= s.host.attempt;
+    any_lost = any_lost || lost(s, rank);
+  }
+  const auto move = [&](const char* what) { go(out.add(s, host_name, what).host, Pc::give_result); };
+  if (all_have) return move("sees that all runners have applied");
+  if (any_lost) move("waits for no update: a process is lost");
+  if (!options_.patient) move("is interrupted while runners apply");
 }
 
 // The manager is dead, or nothing moves: only the host is left to finish.
@@ -241,6 +261,8 @@ void ProtocolModel::host_steps(const State& s, Steps<State>& out) const {
     }
     case Pc::wait:
       return wait_steps(s, out);
+    case Pc::await_applied:
+      return await_applied_steps(s, out);
     case Pc::abort_lost:
     case Pc::abort_timeout: {
       State t = s;

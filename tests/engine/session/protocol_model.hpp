@@ -8,6 +8,10 @@
 // keeps only how many attempts each part has counted. A chunk of the master and its undo image have two
 // halves that are written one after the other, and a state copy is torn while it is written.
 //
+// In an inner step a runner reads the whole master, in two halves that others may change in between, and what
+// it has applied is gone with it. The host does not go back to an earlier state here: it is enough that no
+// runner votes that lacks a step.
+//
 // The model accumulates, has the policy restart, and makes two attempts. It has no time: what a deadline
 // does may happen at any moment, or (`patient`) never. A waiting process looks again at least every 20 ms, so
 // in the model it goes on as soon as it can.
@@ -36,6 +40,10 @@ enum class Mutation {
   state_kept_after_an_abort,
   slice_of_the_dead_left,
   replacement_whose_pidfd_nobody_holds,
+  // Of inner steps.
+  applied_before_the_attempt_is_closed,
+  replacement_without_the_steps_before,
+  host_changes_what_is_applied,
 };
 
 class ProtocolModel {
@@ -47,6 +55,7 @@ class ProtocolModel {
     bool patient = false;       ///< Nothing happens because of a deadline.
     bool host_dies = true;      ///< The host may die; to other processes a dead host just halts.
     bool private_steps = true;  ///< Steps that no other process sees are taken one by one, not joined.
+    bool inner = false;         ///< Runners apply the mean gradient themselves.
     Mutation mutation = Mutation::none;
   };
   using State = model::State;
@@ -69,12 +78,14 @@ class ProtocolModel {
   void take_private_steps(State& s, int rank) const;
   void start_steps(const State& s, int rank, Steps<State>& out) const;
   void vote_steps(const State& s, int rank, Steps<State>& out) const;
+  void apply_steps(const State& s, int rank, Steps<State>& out) const;
   void runner_steps(const State& s, int rank, Steps<State>& out) const;
   void compute_steps(const State& s, int rank, Steps<State>& out) const;
   void supervisor_steps(const State& s, Steps<State>& out) const;
   void watch_steps(const State& s, Steps<State>& out) const;
   void host_steps(const State& s, Steps<State>& out) const;
   void wait_steps(const State& s, Steps<State>& out) const;
+  void await_applied_steps(const State& s, Steps<State>& out) const;
   void end_steps(const State& s, Steps<State>& out) const;
   void death_steps(const State& s, Steps<State>& out) const;
 

@@ -40,12 +40,30 @@ TEST(Protocol, ForTwoRunnersIsNeverStuckWithoutDeadlines) {
   explore_and_report(without_deadlines(two_runners));
 }
 
+ProtocolModel::Options of_inner_steps(ProtocolModel::Options options) {
+  options.inner = true;
+  return options;
+}
+
+TEST(Protocol, OfInnerStepsForTwoRunnersIsNeverTwiceNeverLostNeverStuck) {
+  explore_and_report(of_inner_steps(two_runners));
+}
+
+TEST(Protocol, OfInnerStepsForTwoRunnersIsNeverStuckWithoutDeadlines) {
+  explore_and_report(of_inner_steps(without_deadlines(two_runners)));
+}
+
 constexpr ProtocolModel::Options three_runners{
     .ranks = 3, .chunks = 1, .deaths = 1, .host_dies = false, .private_steps = false};
 
 TEST(Protocol, ForThreeRunnersIsNeverTwiceNeverLostNeverStuck) {
   if (!three_runners_in_time) GTEST_SKIP() << "millions of states: optimized builds only";
   explore_and_report(three_runners);
+}
+
+TEST(Protocol, OfInnerStepsForThreeRunnersIsNeverTwiceNeverLostNeverStuck) {
+  if (!three_runners_in_time) GTEST_SKIP() << "millions of states: optimized builds only";
+  explore_and_report(of_inner_steps(three_runners));
 }
 
 TEST(Protocol, ForThreeRunnersIsNeverStuckWithoutDeadlines) {
@@ -64,8 +82,10 @@ class ProtocolMutation : public testing::TestWithParam<WrongTurn> {};
 
 // Finding no defect in the protocol means something only because the explorer finds these defects.
 TEST_P(ProtocolMutation, IsFound) {
+  const auto mutation = GetParam().mutation;
+  const bool inner = mutation >= Mutation::applied_before_the_attempt_is_closed;
   const ProtocolModel model(
-      {.ranks = 2, .chunks = 1, .deaths = 1, .patient = true, .mutation = GetParam().mutation});
+      {.ranks = 2, .chunks = 1, .deaths = 1, .patient = true, .inner = inner, .mutation = mutation});
   const auto found = Explorer(model).explore(most_states);
   EXPECT_TRUE(found.broken.starts_with(GetParam().promise)) << found.broken << "\n" << found.trace;
   EXPECT_NE(found.trace, "");
@@ -91,7 +111,13 @@ INSTANTIATE_TEST_SUITE_P(
         WrongTurn{"StateKeptAfterAnAbort", Mutation::state_kept_after_an_abort, "no trace"},
         WrongTurn{"SliceOfTheDeadLeft", Mutation::slice_of_the_dead_left, "never stuck"},
         WrongTurn{"ReplacementWhosePidfdNobodyHolds", Mutation::replacement_whose_pidfd_nobody_holds,
-                  "never stuck"}),
+                  "never stuck"},
+        WrongTurn{"AppliedBeforeTheAttemptIsClosed", Mutation::applied_before_the_attempt_is_closed,
+                  "never lost: a runner applies"},
+        WrongTurn{"ReplacementWithoutTheStepsBefore", Mutation::replacement_without_the_steps_before,
+                  "never lost: a runner votes"},
+        WrongTurn{"HostChangesWhatIsApplied", Mutation::host_changes_what_is_applied,
+                  "never lost: a runner applies"}),
     [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace

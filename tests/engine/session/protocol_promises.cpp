@@ -25,13 +25,21 @@ const char* ProtocolModel::wrong(const State& s) const {
     const bool finished = committed && cursor.attempt == word.attempt && cursor.chunk == cursor_finished;
     for (std::uint32_t half = 0; half < 2u * static_cast<std::uint32_t>(options_.chunks); ++half) {
       if (cell(rank.master, half) > s.committed) return "never twice: a slice holds more than was committed";
-      if (cell(rank.master, half) < (finished ? s.committed : counted))
+      const bool is_the_hosts = options_.inner && word.closed;  // Nobody but runners that apply it need it.
+      if (!is_the_hosts && cell(rank.master, half) < (finished ? s.committed : counted))
         return "never lost: a slice holds less than was committed";
     }
     if (cell(rank.copies, word.index) != counted) return "valid copies: not those of the commits";
     if (committed && cell(rank.copies, word.index ^ 1) != s.committed)
       return "valid copies: committed before they are complete";
-    if (s.runners[r].pc == Pc::idle && word.closed && rank.acknowledged_attempt == word.attempt &&
+    const auto& runner = s.runners[r];
+    if (options_.inner && runner.applied == torn)
+      return "never lost: a runner applies a mean that is not whole";
+    const bool votes =
+        runner.pc == Pc::begin_copies || runner.pc == Pc::end_copies || runner.pc == Pc::cast_vote;
+    if (options_.inner && votes && runner.applied != s.committed)
+      return "never lost: a runner votes that lacks a step";
+    if (runner.pc == Pc::idle && word.closed && rank.acknowledged_attempt == word.attempt &&
         rank.work != s.committed)
       return "no trace: a runner's working state is not that of the commits";
   }
@@ -51,8 +59,9 @@ std::string ProtocolModel::text(const State& s) const {
     text += fmt::format(" master");
     for (std::uint32_t half = 0; half < 2u * static_cast<std::uint32_t>(options_.chunks); ++half)
       text += fmt::format(" {}", cell(rank.master, half));
-    text += fmt::format(" cursor {}.{}{} copies {}{} |", +rank.cursor_attempt, +rank.cursor_chunk,
-                        rank.cursor_in_flight != 0 ? "*" : " ", cell(rank.copies, 0), cell(rank.copies, 1));
+    text += fmt::format(" cursor {}.{}{} copies {}{} applied {} |", +rank.cursor_attempt, +rank.cursor_chunk,
+                        rank.cursor_in_flight != 0 ? "*" : " ", cell(rank.copies, 0), cell(rank.copies, 1),
+                        +s.runners[r].applied);
   }
   return text;
 }

@@ -46,7 +46,9 @@ void ProtocolModel::compute_steps(const State& s, int rank, Steps<State>& out) c
     t.ranks[rank].work = one_more(s.ranks[rank].work) & 3;
     go(t.runners[rank], next);
   };
-  computed("computes its gradients", Pc::look_before_vote);
+  const bool lacks_steps = options_.inner && s.runners[rank].applied != s.committed;
+  if (!lacks_steps || is(Mutation::replacement_without_the_steps_before))
+    computed("computes its gradients", Pc::look_before_vote);
   if (over(s, attempt)) computed("stops computing: the attempt is over", Pc::await_votes);
   computed("finds a reason to refuse", Pc::refuse);
 }
@@ -143,19 +145,58 @@ void ProtocolModel::runner_steps(const State& s, int rank, Steps<State>& out) co
     case Pc::acknowledge_and_close: {
       auto& t = add("acknowledges the attempt");
       t.ranks[rank].acknowledged_attempt = p.attempt & 3;
-      t.runners[rank] = standing_at(p.pc == Pc::acknowledge ? Pc::idle : Pc::close_look);
+      t.runners[rank] = standing_at(p.pc == Pc::acknowledge ? Pc::idle : Pc::close_look, p);
       if (p.pc == Pc::acknowledge_and_close) t.runners[rank].attempt = p.attempt;
       return;
     }
+    case Pc::await_closed:
+    case Pc::apply_first:
+    case Pc::apply_second:
+      return apply_steps(s, rank, out);
     default:
       break;
   }
   if (p.pc < Pc::idle) return start_steps(s, rank, out);
+  const bool early = is(Mutation::applied_before_the_attempt_is_closed);
+  const auto reduced = !options_.inner ? Pc::acknowledge_and_close : early ? Pc::apply_first : Pc::close_look;
   State t = s;
-  const char* what = slice_step(t, t.runners[rank], Pc::acknowledge_and_close);
-  if (what == nullptr) what = close_step(t, t.runners[rank], Pc::idle);
-  if (t.runners[rank].pc == Pc::idle) t.runners[rank] = standing_at(Pc::idle);
+  const char* what = slice_step(t, t.runners[rank], reduced);
+  if (what == nullptr)
+    what = close_step(t, t.runners[rank], options_.inner && !early ? Pc::await_closed : Pc::idle);
+  if (t.runners[rank].pc == Pc::idle) t.runners[rank] = standing_at(Pc::idle, p);
   add(what) = t;
+}
+
+// What it reads counts as wrong unless it has all commits, and nothing else.
+void ProtocolModel::apply_steps(const State& s, int rank, Steps<State>& out) const {
+  const auto& p = s.runners[rank];
+  const auto add = [&](const char* what) -> State& { return out.add(s, runner_names[rank], what); };
+  const auto is_whole = [&](std::uint32_t half) {
+    for (int r = 0; r < options_.ranks; ++r)
+      for (int chunk = 0; chunk < options_.chunks; ++chunk)
+        if (cell(s.ranks[r].master, 2 * static_cast<std::uint32_t>(chunk) + half) != s.committed)
+          return false;
+    return true;
+  };
+  switch (p.pc) {
+    case Pc::await_closed:
+      if (s.word_closed != 0) go(add("sees that the mean is whole").runners[rank], Pc::apply_first);
+      return;
+    case Pc::apply_first: {
+      auto& t = add("reads the first halves of the mean");
+      t.runners[rank].restore = is_whole(0) ? 0 : 1;
+      go(t.runners[rank], Pc::apply_second);
+      return;
+    }
+    default: {  // apply_second
+      auto& t = add("reads the second halves, and applies the mean");
+      t.runners[rank].applied = p.restore == 0 && is_whole(1) ? one_more(p.applied) & 3 : torn;
+      t.runners[rank].restore = 0;
+      const bool closes = is(Mutation::applied_before_the_attempt_is_closed);
+      go(t.runners[rank], closes ? Pc::acknowledge_and_close : Pc::acknowledge);
+      return;
+    }
+  }
 }
 
 }  // namespace accelmgr::session::model

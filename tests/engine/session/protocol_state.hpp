@@ -30,6 +30,10 @@ enum class Pc : std::uint32_t {
   restore_state,
   acknowledge,
   acknowledge_and_close,
+  // It applies the gradient of an inner step.
+  await_closed,
+  apply_first,
+  apply_second,
   // A process reduces a slice: finish_slice().
   slice_begin,
   save_first,
@@ -57,6 +61,7 @@ enum class Pc : std::uint32_t {
   wait,
   abort_lost,
   abort_timeout,
+  await_applied,
   give_result,
   // The host has lost the manager.
   end_all,
@@ -70,7 +75,8 @@ enum class Pc : std::uint32_t {
 /// A process and its local variables. Unused variables are zero, so that equal states have equal bytes.
 struct Process {
   Pc pc : 8;
-  std::uint32_t attempt : 8;
+  std::uint32_t attempt : 6;
+  std::uint32_t applied : 2;  ///< Inner steps that a runner has made since it has the optimizer.
   std::uint32_t rank : 4;
   std::uint32_t chunk : 4;
   std::uint32_t restore : 4;
@@ -168,6 +174,13 @@ constexpr std::uint32_t number(RunnerState state) { return static_cast<std::uint
 inline Process standing_at(Pc pc) {
   Process p{};
   p.pc = pc;
+  return p;
+}
+
+/// A runner there, with its optimizer.
+inline Process standing_at(Pc pc, const Process& runner) {
+  auto p = standing_at(pc);
+  p.applied = runner.applied;
   return p;
 }
 
