@@ -58,6 +58,8 @@ class Case:
     autocast: str
     clip: float | None
     sync_every: int
+    start_method: str
+    """Of the runners that step themselves."""
 
 
 CASES = st.builds(
@@ -74,6 +76,7 @@ CASES = st.builds(
     autocast=st.sampled_from(["off", "off", "bf16", "fp16"]),
     clip=st.sampled_from([None, 0.1]),
     sync_every=st.integers(1, STEPS),
+    start_method=st.sampled_from(["fork", "fork", "forkserver"]),
 ).filter(lambda case: (case.optimizer, case.groups) != ("adagrad", 3))  # Its state is made in its __init__() alone.
 
 
@@ -127,7 +130,7 @@ def trained(case: Case, inner: bool) -> tuple[nn.Module, torch.optim.Optimizer]:
         batch_size_per_device=4,
         grad_accumulation_steps=case.micro_batches,
         loss_scaling=case.loss_scaling,
-        start_method="fork",
+        start_method=case.start_method if inner else "fork",
         runners__threads=1,
         runners__autocast=case.autocast if case.dtype is torch.float32 else "off",
         data__epochs=20,
