@@ -284,6 +284,8 @@ class Manager(InnerDriver):
         method, why = start_methods.chosen("spawn" if command else self._start_method, self._handle.device)
         if why:
             logger.warning("start_method is 'spawn', not 'fork', because %s", why)
+        if method == "fork":
+            start_methods.check_fork(self._handle.device)
         if method == "fork" and self._handle.device == "cpu":
             start_methods.stay_forkable()
         threads = start_methods.other_threads()

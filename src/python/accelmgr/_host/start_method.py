@@ -82,6 +82,17 @@ def why_not_forked(device: str) -> str:
     return ""
 
 
+def check_fork(device: str) -> None:
+    """Raises ConfigError for a fork that might hang: torch_xla's runtime has threads, and locks that they hold."""
+    xla = getattr(sys.modules.get("torch_xla"), "_XLAC", None)
+    if device == "xla" and xla is not None and xla._xla_runtime_is_initialized():
+        raise ConfigError(
+            "start_method is 'fork', but torch_xla's runtime has run in this process, and it does not outlive a fork: "
+            "leave start_method out, or pass 'spawn'",
+            "start_method",
+        )
+
+
 DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 
 
