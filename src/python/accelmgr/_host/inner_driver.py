@@ -21,7 +21,7 @@ from accelmgr.errors import UsageError
 
 
 class InnerDriver(Driver):
-    """Members without an underscore are for InnerSteps. A class derived from it starts and ends the processes."""
+    """A class derived from it starts and ends the processes. What InnerSteps calls has no underscore."""
 
     _delivery: Delivery
     _method: str  # The start method of the processes that there are.
