@@ -51,6 +51,7 @@ class InnerDriver(Driver):
         self._bound.check(takes_gradients=self._inner is None)  # A runner may still apply them: after Ctrl-C.
 
     def zero_grad(self, set_to_none: bool = True) -> None:
+        self._check_idle("zero_grad")
         if self._inner is None:
             super().zero_grad(set_to_none)
 
