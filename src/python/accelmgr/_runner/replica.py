@@ -7,6 +7,7 @@ as autograd has made it.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import enum
 import pickle
@@ -85,7 +86,7 @@ class Change(enum.IntEnum):
     VALUES = 1
     """It computes with other values."""
     TENSORS = 2
-    """It may have other tensors, too."""
+    """Its loss may depend on other tensors, too."""
 
 
 class Changes:
@@ -99,6 +100,8 @@ class Changes:
         """Of the present step, if it is an inner one."""
         self.places = places
         self._model = model
+        self._times: collections.Counter[tuple[str, ...]] = collections.Counter()
+        """How often an attribute was changed."""
 
     def make(self, place: bytes, held: list[str]) -> Change:
         """Those of the publication at `place`. held: attributes that have later values, which came as buffers do."""
@@ -117,7 +120,10 @@ class Changes:
                 continue
             modules = modules or dict(self._model.named_modules())
             attributes: dict[str, Any] = modules[path].__dict__
-            if not isinstance(value, (bool, int, float, complex, str, bytes, type(None))):
+            self._times[path, name] += 1
+            is_number = isinstance(value, (bool, int, float, complex, str, bytes, type(None)))
+            # One that changes once may begin another phase; one that changes in each step is none.
+            if not is_number or self._times[path, name].bit_count() == 1:
                 made = Change.TENSORS
             before = attributes.get(name)
             if type(value) is not type(before) or not _written_in_place(before, value):
