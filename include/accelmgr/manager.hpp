@@ -114,7 +114,27 @@ class Manager {
   /// Makes one step with all runners. Blocks until it is done, or its deadline has passed. The result reports
   /// the failures that a training loop must expect. Throws UsageError (also when requires_grad of a parameter
   /// was changed after the start), SessionError (closed), and what StepOptions::interrupted throws.
+  ///
+  /// With StepOptions::optimizer it is an inner step: runners reduce the gradients and update the parameters,
+  /// each a slice, and the optimizer's state lies in the session. It is part of the step: if any process is
+  /// killed at any instruction, the step with its update counts in full or not at all, and the next host of a
+  /// service goes on with both. parameters() are the updated ones when this returns; gradients() are the
+  /// mean, not clipped, and the next step overwrites them. With `steps_per_update` n the session updates in
+  /// each n-th step that counts, and adds up the gradients until then. Learning rate, clipping and the like
+  /// may differ from step to step; of another kind of optimizer the state begins with zeros. The numbers are
+  /// those of Optimizer within rounding. Throws SessionError (too little memory for the state), ConfigError,
+  /// UsageError (trained parameters that share memory without being the same).
   StepResult step(const StepOptions& options = {});
+
+  /// Updates that inner steps have made.
+  std::int64_t updates() const noexcept;
+  /// The state of the optimizer of inner steps, as Optimizer::state() has it; views that follow. Before the
+  /// first inner step `optimizer/updates` alone.
+  std::vector<NamedTensor> optimizer_state() const;
+  /// Copies a state that Optimizer::state() or optimizer_state() has given, of the same model and
+  /// configuration: the next inner step goes on from there. Throws as Optimizer::load_state(), SessionError
+  /// (too little memory), UsageError (during a step).
+  void load_optimizer_state(const OptimizerConfig& config, const std::vector<NamedTensor>& state);
 
   /// Zeroes the master gradients.
   void zero_grad();

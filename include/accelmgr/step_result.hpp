@@ -12,11 +12,17 @@
 
 namespace accelmgr {
 
+struct OptimizerConfig;
+
 struct StepOptions {
   std::optional<double> timeout_s{};  ///< 0 or more; default: `step_timeout` of the configuration.
   bool accumulate = true;             ///< false: overwrite the master gradients; no zero_grad() is needed.
   bool repeat = false;                ///< true: on the elements of the last step again (data.keep_last_step).
   bool parameters_changed = true;     ///< false: the host wrote no parameter since the last step.
+  /// An inner step: the session makes this update with the mean gradient, as a part of the step. See
+  /// Manager::step(). null: the host applies the gradients.
+  const OptimizerConfig* optimizer = nullptr;
+  std::int64_t total_updates = 0;  ///< At which the cosine schedule of `optimizer` ends.
   /// Called every 20 ms until the step is committed, and after a signal. When it returns true, the step ends
   /// as after a timeout.
   std::function<bool()> interrupted{};

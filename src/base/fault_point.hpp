@@ -25,6 +25,9 @@ enum class FaultPhase {
   in_flight,         ///< Reduction: the cursor is in flight, the chunk is not reduced.
   reduced,           ///< Reduction: the chunk is reduced, the cursor is still in flight.
   chunk,             ///< Reduction: between two chunks.
+  update_saved,      ///< Update: a chunk's new values are in the image, the cursor is not yet in flight.
+  update_in_flight,  ///< Update: the cursor is in flight, the chunk is not copied.
+  updated,           ///< Update: the chunk is copied, the cursor is still in flight.
   publish,           ///< Reduction: all chunks are done, counters and result buffers are not written.
   published,         ///< Reduction: they are written, the cursor is not yet at its end.
   close,             ///< Runner: its slice is finished, the attempt may not be closed.

@@ -5,6 +5,7 @@
 // with other code, the linker could keep the AVX-512 form, and all code would call it.
 #pragma once
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -62,6 +63,25 @@ ACCELMGR_INLINE void store_past_caches(void* to, V v) {
 ACCELMGR_INLINE void fence_past_caches() {
 #if defined(__SSE2__)
   _mm_sfence();
+#endif
+}
+
+/// Of each lane of a vector that fills a register.
+template <class V>
+ACCELMGR_INLINE V square_roots(V v) {
+  [[maybe_unused]] constexpr bool is_single = sizeof(v[0]) == sizeof(float);
+#if defined(__AVX512F__)
+  if constexpr (is_single) return reinterpret_cast<V>(_mm512_sqrt_ps(reinterpret_cast<__m512>(v)));
+  return reinterpret_cast<V>(_mm512_sqrt_pd(reinterpret_cast<__m512d>(v)));
+#elif defined(__AVX__)
+  if constexpr (is_single) return reinterpret_cast<V>(_mm256_sqrt_ps(reinterpret_cast<__m256>(v)));
+  return reinterpret_cast<V>(_mm256_sqrt_pd(reinterpret_cast<__m256d>(v)));
+#elif defined(__SSE2__)
+  if constexpr (is_single) return reinterpret_cast<V>(_mm_sqrt_ps(reinterpret_cast<__m128>(v)));
+  return reinterpret_cast<V>(_mm_sqrt_pd(reinterpret_cast<__m128d>(v)));
+#else
+  for (std::size_t lane = 0; lane < sizeof v / sizeof(v[0]); ++lane) v[lane] = std::sqrt(v[lane]);
+  return v;
 #endif
 }
 

@@ -12,6 +12,7 @@
 #include "base/power_of_two.hpp"
 #include "engine/checkpoint/base64.hpp"
 #include "engine/checkpoint/safetensors_header.hpp"
+#include "engine/session/attempt.hpp"
 #include "engine/session/strided.hpp"
 
 namespace accelmgr::checkpoint {
@@ -188,7 +189,7 @@ json run_state(const session::Session& session) {
       {"elements", std::uint64_t{counters.elements}},
       {"participants", std::uint64_t{counters.participants}},
       {"zeroed_step", session.control().zeroed_step.load()},
-      {"applied_step", session.control().applied_step.load()},
+      {"applied_step", session::applied_step(session)},
       {"rank_samples", samples},
       {"loss_scale", {{"scale", counters.loss_scale.scale}, {"good_steps", counters.loss_scale.good_steps}}},
       {"source",

@@ -28,6 +28,8 @@
 #include "engine/client/step_report.hpp"
 #include "engine/client/stepper.hpp"
 #include "engine/manager/role.hpp"
+#include "engine/session/attempt.hpp"
+#include "engine/session/kernels.hpp"
 #include "engine/session/spans.hpp"
 
 namespace accelmgr::client {
@@ -290,6 +292,10 @@ void Handle::share_with_children() { state_->session->make_private_in_children(/
 void Handle::check_owner(const char* call) const { state_->check_owner(call); }
 
 StepResult Handle::step(const StepOptions& options, StepKind kind) {
+  return make_step(options, kind, nullptr);
+}
+
+StepResult Handle::make_step(const StepOptions& options, StepKind kind, const session::Update* update) {
   const State::Use use(*state_, "step");
   state_->check_open("step");
   const double timeout_s = options.timeout_s.value_or(state_->config.step_timeout);
@@ -301,7 +307,7 @@ StepResult Handle::step(const StepOptions& options, StepKind kind) {
   const auto steps = state_->steps();
   const auto note_counted = [&] { state_->overwrites = state_->overwrites && state_->steps() == steps; };
   try {
-    auto result = state_->stepper->step(chosen, timeout_s, kind);
+    auto result = state_->stepper->step(chosen, timeout_s, kind, update);
     note_counted();
     return result;
   } catch (const ServiceStands& error) {
@@ -311,6 +317,55 @@ StepResult Handle::step(const StepOptions& options, StepKind kind) {
     note_counted();
     throw;
   }
+}
+
+StepResult Handle::step(const StepOptions& options, session::Update update) {
+  if (const auto held = update.moments(); view().control().moments_used.load() != held || updates() == 0)
+    clear_moments(held);
+  update.number = updates() + 1;
+  const auto& control = view().control();
+  const auto added =
+      options.accumulate && !state_->overwrites
+          ? state_->steps() - std::max(session::applied_step(*session()), control.zeroed_step.load())
+          : 0;
+  return make_step(options, StepKind::outer, double(added + 1) < update.divisor ? nullptr : &update);
+}
+
+std::uint64_t Handle::updates() const noexcept {
+  return session()->counters(session()->word().index).updates + view().control().updates_before.load();
+}
+
+void Handle::set_updates(std::uint64_t updates) noexcept {
+  const auto made = session()->counters(session()->word().index).updates;
+  view().control().updates_before.store(updates - made);
+}
+
+void Handle::clear_moments(session::Moments moments) {
+  const State::Use use(*state_, "step");
+  state_->check_open("step");
+  if (!session()->word().closed) throw UsageError("the optimizer was set during a step");
+  for (const auto& tensor : manifest().tensors)
+    if (tensor.shares >= 0 && tensor.group != session::Group::frozen)
+      throw UsageError(
+          fmt::format("'{}' lies in the memory of another parameter, and both are trained: no step updates "
+                      "them; call the "
+                      "optimizer in the host",
+                      tensor.name));
+  auto& control = view().control();
+  const auto trained = session()->header().bytes.trained;
+  const auto bytes_of = [&](session::Moments m) { return static_cast<std::uint64_t>(m) * trained; };
+  const auto allocated = control.moments_allocated.load();
+  if (moments > allocated) {
+    const auto more = bytes_of(moments) - bytes_of(allocated);
+    const auto runners = __builtin_popcount(session()->control().team.load());
+    session::check_memory(session()->used_bytes(runners) + more,
+                          static_cast<std::uint64_t>(state_->config.memory.limit_bytes), more);
+    session()->allocate_moments(moments);
+    control.moments_allocated.store(moments);
+  }
+  session::best_kernels().zero(view().moments(), bytes_of(moments));
+  control.moments_used.store(moments);
+  set_updates(0);
 }
 
 void Handle::zero_grad() {

@@ -72,6 +72,16 @@ class Handle {
   bool overwrites_next() const noexcept;
 
   StepResult step(const StepOptions& options = {}, StepKind kind = StepKind::outer);
+  /// A step whose update the session makes, if it is the last of the `divisor` steps whose gradients are
+  /// added; `number` is set here. Blocks and throws as step() does. Throws SessionError if there is too
+  /// little memory for the moments, UsageError if parameters share memory.
+  StepResult step(const StepOptions& options, session::Update update);
+  /// How many updates the optimizer of the session has made.
+  std::uint64_t updates() const noexcept;
+  /// Makes room for moments, which lie in HostView::moments() as zeros, and no update was made with them.
+  /// Throws SessionError, UsageError (during a step).
+  void clear_moments(session::Moments moments);
+  void set_updates(std::uint64_t updates) noexcept;
   void zero_grad();
   /// Between two steps, Replica::call() of the rank, which finds itself what is to be called. Blocks for at
   /// most `step_timeout`. Throws RunnerError when a runner is lost meanwhile, SessionError after the timeout.
@@ -134,6 +144,7 @@ class Handle {
   void check_owner(const char* call) const;
 
  private:
+  StepResult make_step(const StepOptions& options, StepKind kind, const session::Update* update);
   struct State;
   std::unique_ptr<State> state_;
 };

@@ -5,7 +5,7 @@
 //   |----------------------|--------------------------------------------------------|-------------------------------|
 //   | aborted              |                                                        | reports why                   |
 //   | closed               |                                                        | returns the result            |
-//   | committed            | all slices are finished                                | closes it                     |
+//   | committed            | it is done                                             | closes it                     |
 //   |                      | the manager has ended                                  | finishes it without a manager |
 //   |                      | no slice moves for too long; the manager is its own    | kills it, and does the same   |
 //   |                      | the same; it is a service, and its patience is over    | leaves the session            |
@@ -26,7 +26,7 @@ namespace accelmgr::client {
 /// What the host sees of an attempt beside the step word. Only the facts that the word's state calls for need
 /// to be there; the others keep their defaults.
 struct Observed {
-  bool slices_finished = false;
+  bool is_done = false;       ///< Reduced, and updated.
   bool slices_stand = false;  ///< No slice has moved for so long that the supervisor must be stuck.
   bool of_service = false;    ///< The manager is a service, which may only be paused: no host ends it.
   bool participant_ended = false;
@@ -52,7 +52,7 @@ constexpr Action next_action(const session::StepWord& word, session::RankMask pa
   if (word.closed) return Action::return_result;
   if (word.committed(participants)) {
     // The runner that finished its slice last should close the attempt, but it may have been stopped before.
-    if (observed.slices_finished) return Action::close;
+    if (observed.is_done) return Action::close;
     if (observed.manager_ended) return Action::end_without_manager;
     if (!observed.slices_stand) return Action::wait;
     if (!observed.of_service) return Action::end_without_manager;

@@ -43,18 +43,22 @@ StepResult result_of(const session::StepRecord& record) {
 struct Moment {
   std::uint64_t attempt;
   bool closed;
+  bool is_updated;  ///< The session itself writes the parameters.
   std::uint64_t lease, version;
   bool operator==(const Moment&) const = default;
   /// A host writes between its steps, and need not say so: only writing() makes the version odd. No host
   /// writes during an attempt.
-  bool is_quiet() const noexcept { return version % 2 == 0 && (!closed || lease == 0); }
+  bool is_quiet() const noexcept { return version % 2 == 0 && !is_updated && (!closed || lease == 0); }
 };
 
 Moment now(const session::Session& session) noexcept {
   const auto word = session.word();
   // In this order: when a host leaves, the version advances before the lease is 0.
   const auto lease = session.control().lease.load();
-  return {word.attempt, word.closed, lease, session.control().parameter_version.load()};
+  const auto& request = session.control().request;
+  const bool is_updated =
+      !word.closed && request.applies == session::Applies::session && word.committed(request.participants);
+  return {word.attempt, word.closed, is_updated, lease, session.control().parameter_version.load()};
 }
 
 /// Waits that poll, because a host tells no process of its steps: that would cost it a system call. They wait

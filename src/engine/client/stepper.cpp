@@ -43,7 +43,7 @@ session::LossWeights weights_of(const LossScaling& scaling) {
 LeftGradients left_in(const session::Session& session) {
   const auto steps = session.counters(session.word().index).steps;
   const auto& control = session.control();
-  return left_by(steps, control.zeroed_step.load(), control.applied_step.load());
+  return left_by(steps, control.zeroed_step.load(), session::applied_step(session));
 }
 
 Stepper::Stepper(const Config& config, const session::HostView& view, const session::Manifest& manifest,
@@ -54,6 +54,7 @@ Stepper::Stepper(const Config& config, const session::HostView& view, const sess
       manifest_(manifest),
       spans_(view.spans()),
       reduction_(view, manifest),
+      update_(view, manifest),
       link_(link),
       end_processes_(std::move(end_processes)),
       loss_scaler_(config.runners),
@@ -62,9 +63,17 @@ Stepper::Stepper(const Config& config, const session::HostView& view, const sess
   if (config.runners.share == Share::measured) measured_shares_.emplace(config.grad_accumulation_steps);
 }
 
-StepResult Stepper::step(const StepOptions& options, double timeout_s, StepKind kind) {
+StepResult Stepper::step(const StepOptions& chosen, double timeout_s, StepKind kind,
+                         const session::Update* update) {
   const auto begin = base::now_ns();
   const auto number = step_under_way();
+  auto options = chosen;
+  asked_update_ = update;
+  if (const auto applied = session_.counters(session_.word().index).applied_step;
+      applied == number - 1 && applied > 0) {
+    options.accumulate = false;  // What the session has applied is not to be applied again.
+    options.parameters_changed = true;
+  }
   const base::Patience patience(timeout_s, options.interrupted);
   auto& version = view_.control().parameter_version;
   if (version.load() % 2 != 0)
@@ -348,9 +357,11 @@ Stepper::Outcome Stepper::attempt(Purpose purpose, const StepOptions& options, c
               .skip = skip,
               .repeat = options.repeat,
               .call = purpose == Purpose::call ? static_cast<std::uint32_t>(calling_rank) + 1 : 0,
-              .applies = !applies                                ? session::Applies::host
+              .applies = asked_update_ != nullptr                ? session::Applies::session
+                         : !applies                              ? session::Applies::host
                          : __builtin_popcount(participants_) > 1 ? session::Applies::replicas
                                                                  : session::Applies::one_replica,
+              .update = asked_update_ != nullptr ? *asked_update_ : session::Update{},
               .device_team = skip ? session::DeviceTeam{} : device_team(),
               .parameter_version = control.parameter_version.load(),
               .loss_scale = loss_scale,
@@ -363,6 +374,8 @@ Stepper::Outcome Stepper::attempt(Purpose purpose, const StepOptions& options, c
   result.tries += skip ? 0 : 1;
   auto outcome = wait(attempt, patience);
   if (outcome.status == StepStatus::ok && applies) result.grad_norm = wait_applied(attempt, patience);
+  if (outcome.status == StepStatus::ok && session::updates_parameters(session_))
+    result.grad_norm = session::gradient_norm(session_);
   const auto word = session_.word();
   result.counted = !skip && word.attempt == attempt && word.closed && !word.abort;
   if (outcome.team_failed) {
@@ -431,8 +444,8 @@ Observed Stepper::observe(const session::StepWord& word, Wait& wait) {
   Observed observed;
   if (word.abort || word.closed) return observed;
   if (word.committed(participants_)) {
-    observed.slices_finished = session::slices_finished(session_, word.attempt);
-    if (observed.slices_finished) return observed;
+    observed.is_done = session::is_done(session_, word.attempt);
+    if (observed.is_done) return observed;
     if (wait.parked) wait.standings.look(session_);  // As below.
     std::uint64_t progress = 0;
     for (int rank = 0; rank < session_.ranks(); ++rank) progress += session_.reduction_progress(rank);
@@ -560,8 +573,12 @@ Stepper::Outcome Stepper::manager_lost(std::uint64_t attempt) {
           fmt::format("the manager process is gone: {}; but its fork server cannot be ended by this process, "
                       "and a runner may not have reduced its part of step {}. Gradients are not complete",
                       manager_loss_->exit, step_under_way()));
-    for (int rank = 0; rank < session_.ranks(); ++rank)
-      if ((participants >> rank & 1) != 0) reduction_.finish_slice(rank, attempt);
+    const auto for_each = [&](auto&& finish) {
+      for (int rank = 0; rank < session_.ranks(); ++rank)
+        if ((participants >> rank & 1) != 0) finish.finish_slice(rank, attempt);
+    };
+    for_each(reduction_);
+    if (session::updates_parameters(session_)) for_each(update_);
   }
   session::close_if_over(view_, attempt);
   return {StepStatus::manager_lost, "the manager process is gone: " + manager_loss_->exit, -1};

@@ -20,6 +20,7 @@
 #include "engine/client/step_kind.hpp"
 #include "engine/client/step_report.hpp"
 #include "engine/client/touched_gradients.hpp"
+#include "engine/session/parameter_update.hpp"
 #include "engine/session/reduction.hpp"
 #include "engine/session/session.hpp"
 #include "engine/session/spans.hpp"
@@ -49,7 +50,9 @@ class Stepper {
   /// Blocks for at most `timeout_s`, or longer to finish a committed attempt or to end what is left of a lost
   /// manager. Throws UsageError when parameters are written meanwhile, SessionError (see ServiceStands), and
   /// what `options.interrupted` throws.
-  StepResult step(const StepOptions& options, double timeout_s, StepKind kind = StepKind::outer);
+  /// update: the session makes it, as a part of the step; its moments have memory.
+  StepResult step(const StepOptions& chosen, double timeout_s, StepKind kind = StepKind::outer,
+                  const session::Update* update = nullptr);
 
   void zero_gradients();
   Touched& touched() noexcept { return touched_; }
@@ -117,6 +120,8 @@ class Stepper {
   const session::Manifest& manifest_;
   session::SpanWriter spans_;
   session::Reduction reduction_;
+  session::ParameterUpdate update_;
+  const session::Update* asked_update_ = nullptr;  ///< Of the step under way.
   Link& link_;
   EndProcesses end_processes_;
   LossScaler loss_scaler_;

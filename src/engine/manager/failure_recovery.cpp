@@ -109,6 +109,19 @@ void Supervisor::finish_for(int rank) {
   const auto now = session_.word();
   if (now.attempt != word.attempt || !now.committed(participants)) return;
   reduction_.finish_slice(rank, word.attempt);
+  finish_updates();
+}
+
+// The slices of ranks without a process. Those that live may still reduce, and then this is called again.
+void Supervisor::finish_updates() {
+  const session::RankMask participants = session_.control().request.participants;
+  const auto word = session_.word();
+  if (word.closed || word.abort || !word.committed(participants)) return;
+  if (!session::slices_finished(session_, word.attempt)) return;
+  if (session::updates_parameters(session_))
+    for (int rank = 0; rank < session_.ranks(); ++rank)
+      if ((participants >> rank & 1) != 0 && is_without_process(rank))
+        update_.finish_slice(rank, word.attempt);
   session::close_if_over(view_, word.attempt);
 }
 

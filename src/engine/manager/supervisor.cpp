@@ -38,6 +38,7 @@ Supervisor::Supervisor(boost::asio::io_context& loop, const Config& config,
       manifest_(manifest),
       spans_(view.spans()),
       reduction_(view, manifest),
+      update_(view, manifest),
       fork_server_(std::move(fork_server)),
       relaunch_(std::move(relaunch)),
       clock_(std::move(clock)),
@@ -366,6 +367,11 @@ bool Supervisor::has_no_process(int rank) const noexcept {
   return state == RunnerState::absent || state == RunnerState::lost;
 }
 
+// Of a participant: a replacement that starts does not take part yet.
+bool Supervisor::is_without_process(int rank) const noexcept {
+  return has_no_process(rank) || session_.record(rank).state.load() == RunnerState::starting;
+}
+
 void Supervisor::replace(int rank) {
   const auto refuse = [rank](const std::string& why) {
     throw SessionError(fmt::format("runner {} cannot be replaced now: {}", rank, why));
@@ -400,6 +406,7 @@ void Supervisor::look() {
   const auto now = clock_();
   base::set_log_step(step_under_way());
   look_at_processes();
+  finish_updates();
   for (const auto& verdict : watchdog_.look(now)) end_runner(verdict.rank, verdict.why);
   if (const auto slow = source_watch_.look(reading_(), now)) base::log().warn("{}", *slow);
   end_stuck(now);

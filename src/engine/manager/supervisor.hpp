@@ -47,6 +47,7 @@
 #include "engine/manager/source_watch.hpp"
 #include "engine/manager/watchdog.hpp"
 #include "engine/protocol/messages.hpp"
+#include "engine/session/parameter_update.hpp"
 #include "engine/session/reduction.hpp"
 #include "engine/session/session.hpp"
 #include "engine/session/spans.hpp"
@@ -149,6 +150,7 @@ class Supervisor {
   void lost(int rank, int wait_status);
   void note_end(int rank, int wait_status);
   void finish_for(int rank);
+  void finish_updates();
   void note_fork_server_loss();
   void relaunch();
   std::string why_it_recurs(int rank, session::Reason reason) const;
@@ -168,6 +170,7 @@ class Supervisor {
   void take(ipc::Started& started);
   void take(const ipc::Ended& ended);
   bool has_no_process(int rank) const noexcept;
+  bool is_without_process(int rank) const noexcept;
   void retire(int rank, const char* why);
   void tick();
   void end_stuck(std::int64_t now_ns);
@@ -187,6 +190,7 @@ class Supervisor {
   const session::Manifest& manifest_;
   session::SpanWriter spans_;
   session::Reduction reduction_;
+  session::ParameterUpdate update_;
   std::optional<ipc::ForkServerClient> fork_server_;
   MakeForkServer relaunch_;
   Clock clock_;

@@ -63,7 +63,7 @@ std::optional<std::string> Watchdog::judge(int rank, std::int64_t now_ns) {
       (participants >> rank & 1) != 0 && session_.record(rank).acknowledged_attempt.load() < word.attempt;
   note_progress(rank, word.attempt, busy, seen, now_ns);
   if (!busy) return std::nullopt;
-  if (word.closed && !word.abort && session_.control().request.applies != session::Applies::host)
+  if (word.closed && !word.abort && session_.control().request.applies >= session::Applies::replicas)
     return judge_applying(rank, seen, now_ns);
   if (word.abort || word.closed) return judge_over(rank, seen, now_ns);
   if (word.committed(participants)) return judge_committed(rank, seen, now_ns);

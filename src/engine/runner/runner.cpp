@@ -34,9 +34,9 @@ using session::Phase;
 using session::Reason;
 
 Activity activity_of(Phase phase) noexcept {
-  constexpr Activity activities[]{Activity::none, Activity::init,    Activity::waiting,
-                                  Activity::data, Activity::forward, Activity::backward,
-                                  Activity::vote, Activity::reduce,  Activity::none};
+  constexpr Activity activities[]{Activity::none,    Activity::init,     Activity::waiting, Activity::data,
+                                  Activity::forward, Activity::backward, Activity::vote,    Activity::reduce,
+                                  Activity::update,  Activity::none};
   static_assert(std::size(activities) == static_cast<std::size_t>(Phase::stopping) + 1);
   return activities[static_cast<std::size_t>(phase)];
 }
@@ -65,7 +65,8 @@ Runner::Runner(const Config& config, const session::RunnerView& runner, int life
       batches_(config, session_, manifest_, rank_),
       helpers_(streaming_threads(config, session_.header().bytes.gradient_room)),
       gradients_(runner, manifest_),
-      reduction_(runner, manifest_) {
+      reduction_(runner, manifest_),
+      update_(runner, manifest_) {
   enter(Phase::init);
   base::fault_point(FaultPhase::init);
   populate();
@@ -228,6 +229,7 @@ void Runner::attempt(std::uint64_t number) {
   try {
     const auto& request = session_.control().request;
     const bool skips = request.skip != 0;
+    if (request.applies == session::Applies::session) map_for_updates();
     if (!skips && team_part_->follow(number)) parameter_version_ = unknown_version;
     if (write_guard_) write_guard_->begin();
     replica_->begin_attempt();
@@ -259,14 +261,39 @@ void Runner::attempt(std::uint64_t number) {
   }
   enter(Phase::reduce);
   reduction_.finish_slice(rank_, number, &helpers_);
-  if (control.request.applies != session::Applies::host) return apply();
+  if (session::updates_parameters(session_)) update();
+  if (control.request.applies >= session::Applies::replicas) return apply();
   acknowledge(true);
   base::fault_point(FaultPhase::close);
   session::close_if_over(view_, number);
 }
 
+void Runner::map_for_updates() {
+  if (!config_.runners.protect_parameters || parameters_to_write_) return;
+  parameters_to_write_ = session_.writable_parameters();
+  update_.write_at(parameters_to_write_.data());
+}
+
+// The mean is whole when all slices are reduced: the last one to finish wakes the others.
+void Runner::update() {
+  const auto& finish = session_.control().finish;
+  enter(Phase::update);
+  for (bool is_last = true;; is_last = false) {
+    const auto seen = ipc::load(finish);
+    if (session::slices_finished(session_, attempt_)) {
+      if (is_last) view_.announce_reduced();
+      break;
+    }
+    if (stopping()) return;
+    ipc::wait_changed(finish, seen, timing::look_ns, config_.runners.spin_us);
+    give_sign_of_life();
+  }
+  update_.finish_slice(rank_, attempt_, &helpers_);
+}
+
 // The mean is whole when the attempt is closed. The host changes it only when all have applied it.
 void Runner::apply() {
+  enter(Phase::update);
   const auto& finish = session_.control().finish;
   base::fault_point(FaultPhase::close);
   session::close_if_over(view_, attempt_);

@@ -19,6 +19,7 @@
 #include "engine/runner/team_part.hpp"
 #include "engine/runner/write_guard.hpp"
 #include "engine/session/manifest.hpp"
+#include "engine/session/parameter_update.hpp"
 #include "engine/session/reduction.hpp"
 #include "engine/session/session.hpp"
 #include "engine/session/spans.hpp"
@@ -77,6 +78,8 @@ class Runner final : private replica::Sink {
   bool refuse();
   bool loses_a_member();
   void acknowledge(bool committed);
+  void map_for_updates();
+  void update();
   void apply();
 
   void populate();
@@ -108,6 +111,8 @@ class Runner final : private replica::Sink {
   base::Helpers helpers_;  ///< For the reduction.
   Gradients gradients_;
   session::Reduction reduction_;
+  session::ParameterUpdate update_;
+  ipc::Mapping parameters_to_write_;  ///< For updates, if the parameters are protected.
   std::optional<RoundedParameters> rounded_parameters_;
   base::UniqueFd shared_;  ///< See share(). The replica uses the mappings.
   ipc::Mapping shared_to_read_, shared_to_write_;

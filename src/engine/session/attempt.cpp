@@ -1,5 +1,6 @@
 #include "engine/session/attempt.hpp"
 
+#include <algorithm>
 #include <cstring>
 
 namespace accelmgr::session {
@@ -57,14 +58,44 @@ bool refuse_attempt(const RunnerView& runner, std::uint64_t attempt, Reason reas
   return abort_attempt(runner, attempt, static_cast<std::uint32_t>(runner.rank()));
 }
 
-bool slices_finished(const Session& session, std::uint64_t attempt) noexcept {
+namespace {
+
+/// `cursor_of`: a record's cursor.
+template <class CursorOf>
+bool all_finished(const Session& session, std::uint64_t attempt, CursorOf cursor_of) noexcept {
   const RankMask participants = session.control().request.participants;
   for (int rank = 0; rank < session.ranks(); ++rank) {
     if ((participants >> rank & 1) == 0) continue;
-    const auto cursor = decode_cursor(session.record(rank).cursor.load());
+    const auto cursor = decode_cursor(cursor_of(session.record(rank)).load());
     if (cursor.attempt != attempt || cursor.chunk != cursor_finished) return false;
   }
   return true;
+}
+
+}  // namespace
+
+bool slices_finished(const Session& session, std::uint64_t attempt) noexcept {
+  return all_finished(
+      session, attempt, [](const RankRecord& record) -> auto& { return record.cursor; });
+}
+
+bool updates_parameters(const Session& session) noexcept {
+  const auto& request = session.control().request;
+  return request.applies == Applies::session && request.skip == 0 &&
+         mean_scale(request, tally(session, request)) != 0;
+}
+
+bool is_done(const Session& session, std::uint64_t attempt) noexcept {
+  if (!slices_finished(session, attempt)) return false;
+  return !updates_parameters(session) || all_finished(
+                                             session, attempt, [](const RankRecord& record) -> auto& {
+                                               return record.update_cursors[0].bits;
+                                             });
+}
+
+std::uint64_t applied_step(const Session& session) noexcept {
+  const std::uint64_t in_session = session.counters(session.word().index).applied_step;
+  return std::max(in_session, session.control().applied_step.load());
 }
 
 bool close_if_over(const View& view, std::uint64_t attempt) noexcept {
@@ -72,7 +103,7 @@ bool close_if_over(const View& view, std::uint64_t attempt) noexcept {
   const RankMask participants = session.control().request.participants;
   const auto word = session.word();
   if (word.attempt != attempt || word.closed || word.computing(participants)) return false;
-  if (!word.abort && !slices_finished(session, attempt)) return false;
+  if (!word.abort && !is_done(session, attempt)) return false;
   if (!close(shared(view).word, attempt, participants)) return false;
   ipc::advance(shared(view).finish);
   return true;

@@ -27,11 +27,21 @@ bool abort_attempt(const View& view, std::uint64_t attempt, std::uint32_t author
 bool refuse_attempt(const RunnerView& runner, std::uint64_t attempt, Reason reason,
                     const char* what) noexcept;
 
-/// Whether the slices of all participants are finished.
+/// Whether the slices of all participants are reduced.
 bool slices_finished(const Session& session, std::uint64_t attempt) noexcept;
 
-/// Any process: closes an aborted attempt, or a committed one whose slices are all finished; wakes host and
-/// loader. True if this call closed it.
+/// Whether a committed attempt updates the parameters in the session. It does not if its gradients have no
+/// weight.
+bool updates_parameters(const Session& session) noexcept;
+
+/// Whether there is nothing left to do for a committed attempt: all slices are reduced, and updated.
+bool is_done(const Session& session, std::uint64_t attempt) noexcept;
+
+/// The last step whose gradients were applied, or of which a host has begun to apply them.
+std::uint64_t applied_step(const Session& session) noexcept;
+
+/// Any process: closes an aborted attempt, or a committed one that is done; wakes host and loader. True if
+/// this call closed it.
 bool close_if_over(const View& view, std::uint64_t attempt) noexcept;
 
 /// The sum of the participants' ballots.

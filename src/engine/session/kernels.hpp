@@ -88,6 +88,23 @@ class Kernels {
     return table_->largest[index(element)](values, count);
   }
 
+  /// The sum of the squares, added in double.
+  double squares(const void* values, std::size_t count, Element element) const noexcept {
+    return table_->squares[index(element)](values, count);
+  }
+
+  /// The new values of a piece of a parameter and of its moments. They are computed as the gradient's and the
+  /// parameter's dtype say, in float64 or float32, and rounded once. The new places must not overlap the
+  /// others.
+  void sgd(const UpdateArrays& arrays, const SgdFactors& factors, Element parameter,
+           Element gradient) const noexcept {
+    table_->sgd[index(parameter)][index(gradient)](arrays, factors);
+  }
+  void adam(const UpdateArrays& arrays, const AdamFactors& factors, Element parameter,
+            Element gradient) const noexcept {
+    table_->adam[index(parameter)][index(gradient)](arrays, factors);
+  }
+
   /// Copies float32 as bfloat16, rounded as in capture_copy(). Uses non-temporal stores.
   void round_to_bf16(void* to, const void* from, std::size_t count) const noexcept {
     table_->round_to_bf16(to, from, count);

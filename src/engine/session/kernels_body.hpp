@@ -204,6 +204,100 @@ double largest(const void* values, std::size_t count) noexcept {
   return largest.value();
 }
 
+/// The sum of squares, in double.
+template <class Element>
+double squares(const void* values, std::size_t count) noexcept {
+  constexpr std::size_t lanes = lanes_of<SumOf<Element>>;
+  using Doubles = Vector<double, lanes>;
+  const auto* from = static_cast<const StoredOf<Element>*>(values);
+  Doubles sums[unroll]{};
+  walk<sizeof(StoredOf<Element>), lanes, false>(
+      from, count, [&](std::size_t at, auto vectors, auto access) __attribute__((always_inline)) {
+        for (std::size_t v = 0; v < vectors; ++v) {
+          const auto value =
+              __builtin_convertvector(load_sum<Element, lanes>(from + at + v * lanes, access), Doubles);
+          sums[v] += value * value;
+        }
+      });
+  double total = 0;
+  for (const auto& sum : sums)
+    for (std::size_t lane = 0; lane < lanes; ++lane) total += sum[lane];
+  return total;
+}
+
+/// Calls step(at, access) for each vector of the parameters: values are loaded and stored by UpdateOf's
+/// functions.
+template <class Parameter, class Gradient>
+struct UpdateOf {
+  using Number = SumOf<Parameter>;
+  static_assert(std::is_same_v<Number, SumOf<Gradient>>);
+  static constexpr std::size_t lanes = lanes_of<Number>;
+  using Numbers = Vector<Number, lanes>;
+
+  template <class Access>
+  ACCELMGR_INLINE static Numbers load(const void* from, std::size_t at, Access access) {
+    return load_sum<Parameter, lanes>(static_cast<const StoredOf<Parameter>*>(from) + at, access);
+  }
+  template <class Access>
+  ACCELMGR_INLINE static Numbers load_gradient(const void* from, std::size_t at, Access access) {
+    return load_sum<Gradient, lanes>(static_cast<const StoredOf<Gradient>*>(from) + at, access);
+  }
+  template <class Access>
+  ACCELMGR_INLINE static void store(void* to, std::size_t at, Numbers numbers, Access access) {
+    access.store(static_cast<StoredOf<Parameter>*>(to) + at, Parameter::template narrow<lanes>(numbers));
+  }
+  template <class Step>
+  ACCELMGR_INLINE static void for_each(const UpdateArrays& arrays, Step step) {
+    walk<sizeof(StoredOf<Parameter>), lanes, false>(
+        arrays.new_parameter,
+        arrays.count, [&](std::size_t at, auto vectors, auto access) __attribute__((always_inline)) {
+          for (std::size_t v = 0; v < vectors; ++v) step(at + v * lanes, access);
+        });
+  }
+};
+
+/// With momentum 0 there is no first moment.
+template <class Parameter, class Gradient>
+void sgd(const UpdateArrays& arrays, const SgdFactors& factors) noexcept {
+  using Of = UpdateOf<Parameter, Gradient>;
+  using Number = typename Of::Number;
+  const auto scale = Number(factors.gradient), decay = Number(factors.decay), step = Number(factors.step),
+             momentum = Number(factors.momentum);
+  Of::for_each(
+      arrays, [&](std::size_t at, auto access) __attribute__((always_inline)) {
+        const auto parameter = Of::load(arrays.parameter, at, access);
+        auto gradient = Of::load_gradient(arrays.gradient, at, access) * scale + parameter * decay;
+        if (momentum != 0) {
+          const auto first = Of::load(arrays.first, at, access) * momentum + gradient;
+          Of::store(arrays.new_first, at, first, access);
+          gradient = factors.nesterov ? gradient + first * momentum : first;
+        }
+        Of::store(arrays.new_parameter, at, parameter - gradient * step, access);
+      });
+}
+
+template <class Parameter, class Gradient>
+void adam(const UpdateArrays& arrays, const AdamFactors& factors) noexcept {
+  using Of = UpdateOf<Parameter, Gradient>;
+  using Number = typename Of::Number;
+  const auto scale = Number(factors.gradient), decay = Number(factors.decay), shrink = Number(factors.shrink),
+             weight = Number(factors.first), beta2 = Number(factors.beta2),
+             weight2 = Number(1 - factors.beta2), step = Number(factors.step),
+             correction = Number(factors.correction), epsilon = Number(factors.epsilon);
+  Of::for_each(
+      arrays, [&](std::size_t at, auto access) __attribute__((always_inline)) {
+        const auto parameter = Of::load(arrays.parameter, at, access);
+        const auto gradient = Of::load_gradient(arrays.gradient, at, access) * scale + parameter * decay;
+        const auto before = Of::load(arrays.first, at, access);
+        const auto first = before + (gradient - before) * weight;
+        const auto second = Of::load(arrays.second, at, access) * beta2 + gradient * gradient * weight2;
+        Of::store(arrays.new_first, at, first, access);
+        Of::store(arrays.new_second, at, second, access);
+        const auto denominator = square_roots(second) / correction + epsilon;
+        Of::store(arrays.new_parameter, at, parameter * shrink - first * step / denominator, access);
+      });
+}
+
 template <class Gradient, class Slab, bool add, bool past_caches>
 double capture_range(StoredOf<Slab>* slab, const StoredOf<Gradient>* gradient, std::size_t count) noexcept {
   constexpr std::size_t lanes = lanes_of<SumOf<Gradient>>;
@@ -273,6 +367,15 @@ constexpr KernelTable table = {
                 {nullptr, nullptr, capture<bf16, bf16>, nullptr},
                 {nullptr, nullptr, nullptr, capture<f16, f16>}},
     .largest = {largest<f32>, largest<f64>, largest<bf16>, largest<f16>},
+    .squares = {squares<f32>, squares<f64>, squares<bf16>, squares<f16>},
+    .sgd = {{sgd<f32, f32>},
+            {nullptr, sgd<f64, f64>},
+            {sgd<bf16, f32>, nullptr, sgd<bf16, bf16>},
+            {sgd<f16, f32>, nullptr, nullptr, sgd<f16, f16>}},
+    .adam = {{adam<f32, f32>},
+             {nullptr, adam<f64, f64>},
+             {adam<bf16, f32>, nullptr, adam<bf16, bf16>},
+             {adam<f16, f32>, nullptr, nullptr, adam<f16, f16>}},
     .round_to_bf16 = round_to_bf16,
     .save = save,
     .zero_non_temporal = zero_non_temporal,

@@ -10,6 +10,37 @@ namespace accelmgr::session {
 enum class SumInto { overwrite, overwrite_non_temporal, accumulate };
 enum class CaptureMode { copy, copy_non_temporal, add };
 
+/// A piece of a parameter, its gradient and its moments; and where the new values go.
+struct UpdateArrays {
+  const void* gradient;
+  const void* parameter;
+  const void* first;
+  const void* second;
+  void* new_parameter;
+  void* new_first;
+  void* new_second;
+  std::size_t count;
+};
+
+struct SgdFactors {
+  double gradient;  ///< Of the gradient, before anything else.
+  double decay;     ///< Of the parameter that is added to the gradient.
+  double momentum;
+  double step;
+  bool nesterov;
+};
+
+struct AdamFactors {
+  double gradient;
+  double decay;   ///< adam: of the parameter that is added to the gradient.
+  double shrink;  ///< adamw: of the parameter, before its step.
+  double first;   ///< 1 - beta1
+  double beta2;
+  double step;        ///< The learning rate, with the first moment's correction.
+  double correction;  ///< Of the root of the second moment, as a divisor.
+  double epsilon;
+};
+
 struct KernelTable {
   using Reduce = void (*)(void* master, const void* const* slabs, std::size_t slab_count, std::size_t count,
                           double scale, SumInto into) noexcept;
@@ -20,6 +51,11 @@ struct KernelTable {
   Reduce reduce[4][4];            ///< [master][slab]
   GradientCapture capture[4][4];  ///< [gradient][slab]
   double (*largest[4])(const void* values, std::size_t count) noexcept;
+  double (*squares[4])(const void* values, std::size_t count) noexcept;
+  void (*sgd[4][4])(const UpdateArrays& arrays,
+                    const SgdFactors& factors) noexcept;  ///< [parameter][gradient]
+  void (*adam[4][4])(const UpdateArrays& arrays,
+                     const AdamFactors& factors) noexcept;  ///< [parameter][gradient]
   void (*round_to_bf16)(void* to, const void* from, std::size_t count) noexcept;
   void (*save)(void* image, const void* chunk, std::size_t bytes) noexcept;
   void (*zero_non_temporal)(void* begin, std::size_t bytes) noexcept;

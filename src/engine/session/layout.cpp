@@ -12,8 +12,8 @@
 namespace accelmgr::session {
 
 const char* to_string(Phase phase) noexcept {
-  static constexpr const char* names[]{"none",     "init", "waiting", "data",    "forward",
-                                       "backward", "vote", "reduce",  "stopping"};
+  static constexpr const char* names[]{"none",     "init", "waiting", "data",   "forward",
+                                       "backward", "vote", "reduce",  "update", "stopping"};
   return base::enum_name<Phase::stopping>(names, phase);
 }
 
@@ -34,6 +34,7 @@ const char* to_string(Activity activity) noexcept {
                                        "vote",
                                        "other_votes",
                                        "reduce",
+                                       "update",
                                        "recover",
                                        "start_runner",
                                        "read",
@@ -73,7 +74,7 @@ void plan_layout(const Extent& extent, Header& header) {
   header.copy_bytes = align_up(sizeof(Counters), region_alignment) +
                       ranks * (generator_bytes + header.buffer_bytes) + header.buffer_bytes;
   header.copies = region(2 * header.copy_bytes, region_alignment);
-  header.undo = region(ranks * max_parts * chunk_bytes, 4096);
+  header.undo = region(ranks * max_parts * image_bytes, 4096);
   // In a queue the numbers of elements of all slots come first, then the slots.
   header.queue_bytes = sizeof(Queue) + align_up(header.slots * sizeof(std::uint64_t), region_alignment) +
                        header.slots * header.slot_bytes + queue_guard_bytes;
@@ -82,6 +83,7 @@ void plan_layout(const Extent& extent, Header& header) {
   header.parameters = region(extent.bytes.parameters, big_region_alignment);
   header.snapshot = extent.has_snapshot ? region(extent.bytes.parameters, big_region_alignment) : 0;
   header.gradients = region(extent.bytes.gradient_room, big_region_alignment);
+  header.moments = region(2 * extent.bytes.trained, big_region_alignment);
   header.total_bytes = align_up(at, 4096);
 
   const bool big = extent.bytes.slab >= big_region_alignment;
@@ -117,6 +119,8 @@ void plan_stated_layout(const Header& header, std::uint64_t bytes, Header& plan)
   };
   fits("bytes.parameters", extent.bytes.parameters);
   fits("bytes.gradient_room", extent.bytes.gradient_room);
+  check(extent.bytes.trained <= extent.bytes.parameters, "bytes.trained", extent.bytes.trained,
+        fmt::format("at most bytes.parameters, {}", extent.bytes.parameters));
   check(extent.bytes.gradients <= extent.bytes.gradient_room, "bytes.gradients", extent.bytes.gradients,
         fmt::format("at most bytes.gradient_room, {}", extent.bytes.gradient_room));
   // A slab has at most the element size of the gradients.

@@ -2,10 +2,10 @@
 //
 // clang-format off
 //   session memfd (offsets in Header, regions 64-byte aligned, the big ones 2 MiB)
-//   +--------+---------+------------+----------+-----------+---------+----------+----------------+------+--------+------------+------------+-----------+
-//   | Header | Control | RankRecord | Sharding | Incident  | Step    | manifest | state copies   | undo | queues | SpanRing   | parameters | gradients |
-//   |        |         | [24]       |          | [4]       | History | unfrozen | x2             |      |        | [ranks + 4]| (snapshot) |    (room) |
-//   +--------+---------+------------+----------+-----------+---------+----------+----------------+------+--------+------------+------------+-----------+
+//   +--------+---------+------------+----------+-----------+---------+----------+----------------+------+--------+------------+------------+-----------+---------+
+//   | Header | Control | RankRecord | Sharding | Incident  | Step    | manifest | state copies   | undo | queues | SpanRing   | parameters | gradients | moments |
+//   |        |         | [24]       |          | [4]       | History | unfrozen | x2             |      |        | [ranks + 4]| (snapshot) |    (room) | (x2)    |
+//   +--------+---------+------------+----------+-----------+---------+----------+----------------+------+--------+------------+------------+-----------+---------+
 //                                                                    per copy: Counters, per rank: generator, buffers; result buffers
 //   slab memfd, one per rank, allocated when the rank is first wanted
 //   +---------------+-----------------------------+
@@ -15,8 +15,9 @@
 //
 // Parameters, gradients and slabs have the same order of tensors (Manifest::place_tensors()); the gaps
 // between them are always zero. Parameters that are frozen at the start come last. There is room for the
-// gradients of those that can be trained, which takes no memory until they are unfrozen. Every structure has
-// one writer, which writes it through its view (views.hpp). The manager's main thread initializes all of them
+// gradients of those that can be trained, which takes no memory until they are unfrozen. Moments are the
+// state of the optimizer of inner steps; they take no memory until there is one. Every structure has one
+// writer, which writes it through its view (views.hpp). The manager's main thread initializes all of them
 // before other processes map the session.
 #pragma once
 
@@ -33,10 +34,12 @@
 namespace accelmgr::session {
 
 constexpr std::uint64_t magic = 0x52474d4c45434341ull;  // "ACCELMGR"
-constexpr std::uint32_t layout_version = 19;
+constexpr std::uint32_t layout_version = 20;
 constexpr std::size_t region_alignment = 64;
 constexpr std::size_t big_region_alignment = std::size_t{2} << 20;
-constexpr std::size_t chunk_bytes = 4096;      ///< Master gradients are undone in units of this size.
+constexpr std::size_t chunk_bytes = 4096;  ///< Master gradients are undone in units of this size.
+/// What a part of a slice notes of a chunk: its gradients, or new values, first and second moments.
+constexpr std::size_t image_bytes = 3 * chunk_bytes;
 constexpr int max_parts = 16;                  ///< Threads of a runner that reduce its slice together.
 constexpr std::size_t generator_bytes = 5120;  ///< Holds the state of torch's CPU generator (5056 bytes).
 constexpr std::size_t text_bytes = 4096;
@@ -66,6 +69,7 @@ constexpr DType dtype_of(Element e) noexcept {
 /// Sizes that follow from the tensors of a model, in bytes.
 struct TensorBytes {
   std::uint64_t parameters = 0;
+  std::uint64_t trained = 0;              ///< Of the parameters, those that are trained from the start.
   std::uint64_t gradients = 0;            ///< What those take that are trained from the start.
   std::uint64_t gradient_room = 0;        ///< With the room for those that are frozen.
   std::uint64_t slab = 0, slab_room = 0;  ///< The same in a slab.
@@ -91,7 +95,7 @@ struct Header {
   std::uint64_t slab_data_offset;  ///< Offset of the gradients in a slab memfd.
   // Offsets of the regions, and sizes of some.
   std::uint64_t control, records, sharding, incidents, history, manifest, manifest_bytes, unfrozen, copies,
-      copy_bytes, undo, queues, queue_bytes, spans, parameters, snapshot, gradients;
+      copy_bytes, undo, queues, queue_bytes, spans, parameters, snapshot, gradients, moments;
 };
 
 /// Why a runner refuses an attempt.
@@ -181,8 +185,31 @@ enum class LossWeights : std::uint32_t { micro_batches, samples, none, field };
 /// Who applies the gradients of an attempt.
 enum class Applies : std::uint32_t {
   host,        ///< The host, with the mean gradients in the master.
+  session,     ///< All participants, in slices, before the attempt is closed (parameter_update.hpp).
   replicas,    ///< Each replica, with these, before it acknowledges the attempt.
   one_replica  ///< The same with one participant: it keeps its gradients, and the master's stay as they are.
+};
+
+/// The state of an optimizer: how many moments of each parameter the session holds.
+enum class Moments : std::uint32_t { none, first, both };
+
+/// The update of an attempt whose gradients the session applies. As torch.optim has it.
+struct Update {
+  enum class Kind : std::uint32_t { sgd, adam, adamw };
+  Kind kind = Kind::adamw;
+  std::uint32_t nesterov = 0;
+  std::uint64_t number = 1;  ///< How many updates this optimizer has made, with this one.
+  double learning_rate = 0;
+  double momentum = 0;                       ///< sgd
+  double beta1 = 0, beta2 = 0, epsilon = 0;  ///< adam, adamw
+  double weight_decay = 0;                   ///< Of parameters of Group::decay.
+  double clip_norm = 0;                      ///< 0: no clipping.
+  double divisor = 1;                        ///< Of the gradients, before clipping.
+
+  Moments moments() const noexcept {
+    if (kind != Kind::sgd) return Moments::both;
+    return momentum != 0 ? Moments::first : Moments::none;
+  }
 };
 
 /// The host's request for an attempt. The host writes it while the step word is closed.
@@ -201,6 +228,7 @@ struct Request {
   /// `repeat`, so that nothing else happens. 0: none.
   std::uint32_t call = 0;
   Applies applies = Applies::host;
+  Update update{};  ///< Of Applies::session.
   DeviceTeam device_team{};
   std::uint64_t parameter_version = 0;
   double loss_scale = 1;        ///< A power of two. Slabs have gradients times this, the master without it.
@@ -239,6 +267,11 @@ struct HostControl {
   /// What the gradients of unfrozen parameters take beside TensorBytes::gradients, and in each slab beside
   /// TensorBytes::slab.
   std::atomic<std::uint64_t> unfrozen_bytes, unfrozen_slab_bytes;
+  /// The moments that have memory, and those that the last optimizer has used.
+  std::atomic<Moments> moments_allocated, moments_used;
+  /// How many updates the optimizer had made beside Counters::updates, modulo 2^64: before it was loaded, or
+  /// before another one began.
+  std::atomic<std::uint64_t> updates_before;
   alignas(64) Assignment assignment;       ///< To which ranks the loader should assign.
   std::atomic<std::uint64_t> assignments;  ///< Advanced after `assignment` has changed. It may change again
                                            ///< when the loader has followed (Sharding::follows).
@@ -264,7 +297,18 @@ struct SupervisorControl {
 
 struct Control : SharedControl, HostControl, SupervisorControl {};
 
-enum class Phase : std::uint32_t { none, init, waiting, data, forward, backward, vote, reduce, stopping };
+enum class Phase : std::uint32_t {
+  none,
+  init,
+  waiting,
+  data,
+  forward,
+  backward,
+  vote,
+  reduce,
+  update,  ///< Of parameters, in an inner step.
+  stopping
+};
 const char* to_string(Phase phase) noexcept;
 
 enum class RunnerState : std::uint32_t { absent, starting, ready, retiring, lost };
@@ -329,12 +373,15 @@ struct RunnerRecord {
                                                   ///< After the runner's death the process that finishes its
                                                   ///< slice writes it.
   PartCursor more_cursors[max_parts - 1];         ///< Those of the other parts.
+  PartCursor update_cursors[max_parts];           ///< The same of the update of parameters.
+  std::atomic<double> squares;  ///< Of the gradients in its slice, their sum; written before `cursor` is at
+                                ///< its end, if the update clips.
   alignas(64) std::atomic<Phase> phase;
   std::atomic<std::uint64_t> heartbeat;  ///< Grows when a phase begins, and with each slice of waiting.
   std::atomic<std::uint64_t> attempt;    ///< The last attempt that it began.
   std::atomic<std::uint64_t> acknowledged_attempt;  ///< The last attempt whose end it saw: its working state
                                                     ///< is that of the valid copies.
-  std::atomic<double> grad_norm;         ///< StepResult::grad_norm of the last step that it applied.
+  std::atomic<double> grad_norm;         ///< StepResult::grad_norm of the last step that its replica applied.
   std::atomic<std::uint64_t> reduce_ns;  ///< Duration of its last reduction.
   std::atomic<std::uint64_t> start_ns;   ///< From its fork until it was ready.
   std::atomic<std::uint64_t> model_ns;   ///< The part of start_ns that building the model took.
@@ -382,6 +429,8 @@ struct Counters {
   Count skips;         ///< Attempts whose batches were consumed without a step.
   Count elements;      ///< Data cursor: committed attempts consumed the source's first `elements`.
   Count participants;  ///< RankMask of the last committed attempt.
+  Count updates;       ///< How many committed attempts have updated the parameters.
+  Count applied_step;  ///< The last step of these.
   LossScale loss_scale;
   /// At most so large are the gradients that steps have written into the master (SumRange::master). What the
   /// host writes there is not looked at.
@@ -504,6 +553,7 @@ enum class Activity : std::uint16_t {
   vote,
   other_votes,  ///< Waits for those of the other ranks.
   reduce,
+  update,  ///< Of parameters, in an inner step.
   // The supervisor, of a rank.
   recover,       ///< From the end of a runner until its replacement is ready.
   start_runner,  ///< The part of it, or of the beginning, from the fork on.

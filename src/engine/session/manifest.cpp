@@ -301,7 +301,8 @@ TensorBytes Manifest::place_tensors() {
     }
   };
   for (const auto group : {Group::decay, Group::no_decay, Group::frozen}) {
-    if (group == Group::frozen) at.gradients = at.gradient_room, at.slab = at.slab_room;
+    if (group == Group::frozen)
+      at.trained = at.parameters, at.gradients = at.gradient_room, at.slab = at.slab_room;
     for (const bool has_room : {true, false})
       for (std::size_t dtype = 0; dtype < dtype_count; ++dtype)
         place([&](const TensorEntry& t) {

@@ -17,22 +17,6 @@ namespace {
 // repeats little.
 constexpr std::uint64_t overwrite_chunks = 256;
 
-// A part has at least so many chunks. The number of parts follows from the slice alone: a process that takes
-// the slice over must find the same parts.
-constexpr std::uint64_t part_chunks = 512;
-
-// From so many parts on helpers are called. To wake them takes as long as reducing a few of these.
-constexpr int helped_from_parts = 4;
-
-int parts_in(const ChunkRange& slice) noexcept {
-  return static_cast<int>(std::clamp<std::uint64_t>((slice.end - slice.begin) / part_chunks, 1, max_parts));
-}
-
-void move_cursor(std::atomic<std::uint64_t>& cursor, const Cursor& to) noexcept {
-  cursor.store(encode(to), std::memory_order_release);
-  std::atomic_signal_fence(std::memory_order_seq_cst);  // Keeps the compiler from moving later stores up.
-}
-
 /// The mean over ranks of a buffer that begins `offset` bytes after each of `ranks`.
 template <class T>
 void mean_of(std::byte* out, std::span<const std::byte* const> ranks, std::size_t offset,
@@ -53,10 +37,6 @@ void mean_of(std::byte* out, std::span<const std::byte* const> ranks, std::size_
 int rank_at(int position, RankMask team) noexcept {
   while (position-- > 0) team &= team - 1;
   return __builtin_ctz(team);
-}
-
-int position_of(int rank, RankMask participants) noexcept {
-  return __builtin_popcount(participants & ((RankMask{1} << rank) - 1));
 }
 
 }  // namespace
@@ -244,6 +224,20 @@ std::vector<std::size_t> Reduction::nonfinite_sums(std::uint64_t attempt) const 
   return tensors;
 }
 
+/// Of gradients that are trained from the start: those that an update applies.
+double Reduction::squares_of(const Slice& slice) const noexcept {
+  const auto first = slice.chunks.begin * chunk_bytes;
+  const auto end = std::min(slice.chunks.end * chunk_bytes, session_->header().bytes.gradients);
+  double sum = 0;
+  auto extent = std::ranges::upper_bound(extents_, first, {}, &Extent::end);
+  for (; extent != extents_.end() && extent->first < end; ++extent) {
+    const auto from = std::max(first, extent->first), to = std::min(end, extent->end);
+    const auto type = extent->types.master;
+    sum += best_kernels().squares(session_->gradients() + from, (to - from) / bytes_of(type), type);
+  }
+  return sum;
+}
+
 void Reduction::publish_counters(const Request& request) const noexcept {
   const auto valid = session_->word().index;
   const auto& before = session_->counters(valid);
@@ -256,6 +250,9 @@ void Reduction::publish_counters(const Request& request) const noexcept {
   after.elements = before.elements + (repeats ? 0 : total.elements);
   after.last_elements = repeats ? before.last_elements : request.skip != 0 ? 0 : total.elements;
   after.participants = request.participants;
+  const bool updates = updates_parameters(*session_);
+  after.updates = before.updates + (updates ? 1 : 0);
+  after.applied_step = updates ? std::uint64_t{after.steps} : std::uint64_t{before.applied_step};
   after.gradient_range = gradient_range_after(*session_, request, total);
   after.loss_scale = request.skip != 0 || total.nonfinite ? before.loss_scale : request.next_loss_scale;
   for (int rank = 0; rank < session_->ranks(); ++rank) {
@@ -322,7 +319,7 @@ Reduction::Slice Reduction::slice_of(int rank, std::uint64_t attempt) const noex
   const RankMask participants = session_->control().request.participants;
   auto mine = all_of(attempt);
   mine.rank = rank;
-  mine.chunks = slice(mine.chunks.end, position_of(rank, participants), __builtin_popcount(participants));
+  mine.chunks = slice_of_rank(rank, participants, mine.chunks.end);
   return mine;
 }
 
@@ -412,6 +409,8 @@ void Reduction::finish_slice(int rank, std::uint64_t attempt, base::Helpers* hel
     else
       for (int part = 0; part < parts; ++part) finish(part);
   }
+  if (updates_parameters(*session_) && request.update.clip_norm > 0)
+    record.squares.store(squares_of(slice_of(rank, attempt)));
   base::fault_point(base::FaultPhase::publish);
   if (position_of(rank, request.participants) == 0) {
     publish_counters(request);

@@ -13,6 +13,7 @@
 // process become visible in program order; non-temporal stores are fenced before the cursor moves.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstdint>
@@ -37,6 +38,27 @@ struct ChunkRange {
 inline ChunkRange slice(std::uint64_t chunks, int position, int participants) {
   const auto p = static_cast<std::uint64_t>(position), n = static_cast<std::uint64_t>(participants);
   return {chunks * p / n, chunks * (p + 1) / n};
+}
+
+inline int position_of(int rank, RankMask participants) noexcept {
+  return __builtin_popcount(participants & ((RankMask{1} << rank) - 1));
+}
+inline ChunkRange slice_of_rank(int rank, RankMask participants, std::uint64_t chunks) noexcept {
+  return slice(chunks, position_of(rank, participants), __builtin_popcount(participants));
+}
+
+/// A part of a slice has at least so many chunks. The number of parts follows from the slice alone: a process
+/// that takes the slice over must find the same parts.
+constexpr std::uint64_t part_chunks = 512;
+/// From so many parts on helpers are called. To wake them takes as long as reducing a few of these.
+constexpr int helped_from_parts = 4;
+inline int parts_in(const ChunkRange& slice) noexcept {
+  return static_cast<int>(std::clamp<std::uint64_t>((slice.end - slice.begin) / part_chunks, 1, max_parts));
+}
+
+inline void move_cursor(std::atomic<std::uint64_t>& cursor, const Cursor& to) noexcept {
+  cursor.store(encode(to), std::memory_order_release);
+  std::atomic_signal_fence(std::memory_order_seq_cst);  // Keeps the compiler from moving later stores up.
 }
 
 /// Any process that maps the session can finish any slice. Each has one Reduction, for one thread.
@@ -132,6 +154,7 @@ class Reduction {
   void finish_part(const Slice& slice, const Part& part) const noexcept;
   void overwrite(const Slice& slice, const Part& part, std::uint64_t chunks_done) const noexcept;
   void accumulate(const Slice& slice, const Part& part, Cursor from) const noexcept;
+  double squares_of(const Slice& slice) const noexcept;
   void publish_counters(const Request& request) const noexcept;
   void publish_buffers(const Request& request) const noexcept;
 

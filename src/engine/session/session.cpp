@@ -127,13 +127,24 @@ void Session::allocate_room(std::uint64_t gradient, std::uint64_t bytes, std::ui
                     slab_bytes, fmt::format("the slab of rank {}", rank));
 }
 
+void Session::allocate_moments(Moments moments) const {
+  const auto bytes = static_cast<std::uint64_t>(moments) * header_->bytes.trained;
+  if (bytes == 0) return;
+  ipc::allocate(fds_[0].get(), header_->moments, bytes, "the state of the optimizer");
+}
+
+ipc::Mapping Session::writable_parameters() const {
+  return {fds_[0].get(), header_->parameters, header_->bytes.parameters, ipc::Access::read_write};
+}
+
 std::uint64_t Session::slab_bytes() const noexcept {
   return header_->slab_data_offset + header_->bytes.slab + control().unfrozen_slab_bytes.load();
 }
 
 std::uint64_t Session::used_bytes(int ranks) const noexcept {
+  const auto moments = static_cast<std::uint64_t>(control().moments_allocated.load());
   return header_->gradients + header_->bytes.gradients + control().unfrozen_bytes.load() +
-         static_cast<std::uint64_t>(ranks) * slab_bytes();
+         moments * header_->bytes.trained + static_cast<std::uint64_t>(ranks) * slab_bytes();
 }
 
 void Session::populate_for(int rank, RankMask team) const {
@@ -164,7 +175,8 @@ void Session::make_private_in_children(bool shared) {
 
 bool Session::make_private() noexcept {
   // Room that nobody has used would take memory when it is read.
-  const bool uses_room = control().unfrozen_bytes.load() != 0;
+  const bool uses_room =
+      control().unfrozen_bytes.load() != 0 || control().moments_allocated.load() != Moments::none;
   bool done = map_.make_private(uses_room ? map_.size() : header_->gradients + header_->bytes.gradients);
   for (const auto& slab : slabs_) done = slab.forget() && done;
   private_in_children_.reset();
@@ -199,6 +211,7 @@ std::span<std::atomic<std::uint64_t>> Session::tags_of(int rank) const noexcept 
 std::uint64_t Session::reduction_progress(int rank) const noexcept {
   auto progress = record(rank).cursor.load();
   for (const auto& cursor : record(rank).more_cursors) progress += cursor.bits.load();
+  for (const auto& cursor : record(rank).update_cursors) progress += cursor.bits.load();
   return progress;
 }
 

@@ -49,6 +49,10 @@ class Session {
   /// each rank of `team`, from `slab` on. Throws SessionError.
   void allocate_room(std::uint64_t gradient, std::uint64_t bytes, std::uint64_t slab,
                      std::uint64_t slab_bytes, RankMask team) const;
+  /// Gives these moments memory: zeros. Throws SessionError.
+  void allocate_moments(Moments moments) const;
+  /// A mapping of the parameters for writing, for a process that has protected them.
+  ipc::Mapping writable_parameters() const;
   /// Makes the gradients, parameters and slabs that `rank` touches in a step of `team` present in this
   /// process, so that no step waits for their page faults.
   void populate_for(int rank, RankMask team) const;
@@ -133,9 +137,9 @@ class Session {
   const std::byte* result_buffers(std::uint32_t index) const noexcept { return buffers(index, ranks()); }
   std::byte* result_buffers(std::uint32_t index) noexcept { return buffers(index, ranks()); }
 
-  /// The undo image of a part of the rank's slice.
+  /// The image of a part of the rank's slice: image_bytes.
   std::byte* undo(int rank, int part = 0) noexcept {
-    return at<std::byte>(header_->undo) + std::size_t(rank * max_parts + part) * chunk_bytes;
+    return at<std::byte>(header_->undo) + std::size_t(rank * max_parts + part) * image_bytes;
   }
   /// Changes whenever the reduction of the rank's slice moves on.
   std::uint64_t reduction_progress(int rank) const noexcept;
@@ -145,6 +149,9 @@ class Session {
   std::byte* parameters() noexcept { return at<std::byte>(header_->parameters); }
   const std::byte* gradients() const noexcept { return at<std::byte>(header_->gradients); }
   std::byte* gradients() noexcept { return at<std::byte>(header_->gradients); }
+  /// The first moments of the parameters that are trained, then the second ones.
+  const std::byte* moments() const noexcept { return at<std::byte>(header_->moments); }
+  std::byte* moments() noexcept { return at<std::byte>(header_->moments); }
   /// Room for another copy of the parameters, if header().has_snapshot is 1.
   std::byte* snapshot() noexcept { return at<std::byte>(header_->snapshot); }
 

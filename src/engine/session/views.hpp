@@ -3,16 +3,17 @@
 // clang-format off
 //   | view           | of                        | writes                                                   |
 //   |----------------|---------------------------|----------------------------------------------------------|
-//   | HostView       | the host's thread         | requests, parameters, gradients, valid copies of         |
-//   |                |                           | buffers, the step history, its spans                     |
+//   | HostView       | the host's thread         | requests, parameters, gradients, moments, valid copies   |
+//   |                |                           | of buffers, the step history, its spans                  |
 //   | SupervisorView | the manager's main thread | team, states, incidents, its spans                       |
 //   | LoaderView     | the manager's loader      | sharding, queues, its spans                              |
 //   | CheckpointView | the checkpoint writer     | its spans                                                |
-//   | RunnerView     | a runner                  | its record, slab, copies and spans                       |
+//   | RunnerView     | a runner                  | its record, slab, copies and spans; in an inner step its |
+//   |                |                           | slice of parameters and moments                          |
 // clang-format on
 //
-// All of them may change the step word (attempt.hpp), finish the slices of dead runners (reduction.hpp), wake
-// other processes, and stop the session. The session must outlive its views.
+// All of them may change the step word (attempt.hpp), finish the slices of dead runners (reduction.hpp,
+// parameter_update.hpp), wake other processes, and stop the session. The session must outlive its views.
 #pragma once
 
 #include <cstddef>
@@ -31,6 +32,8 @@ class View {
   void wake_everyone() const noexcept;
   /// Wakes the host: a runner is ready or has acknowledged an attempt, or a sharding has begun.
   void announce_readiness() const noexcept { ipc::advance(memory_->control().readiness); }
+  /// Wakes those that wait until all slices are reduced.
+  void announce_reduced() const noexcept { ipc::advance(memory_->control().finish); }
   void wake_for_readiness() const noexcept { ipc::wake_all(memory_->control().readiness); }
   void stop() const noexcept { memory_->control().stopping.store(1); }
 
@@ -39,6 +42,7 @@ class View {
 
  private:
   friend class Reduction;
+  friend class ParameterUpdate;
   friend SharedControl& shared(const View& view) noexcept;  // attempt.cpp
   Session* memory_;
 };
@@ -54,6 +58,8 @@ class HostView : public View {
   std::byte* parameters() const noexcept { return memory().parameters(); }
   std::byte* gradients() const noexcept { return memory().gradients(); }
   std::byte* snapshot() const noexcept { return memory().snapshot(); }
+  /// The first moments of the parameters that are trained, then the second ones.
+  std::byte* moments() const noexcept { return memory().moments(); }
   std::span<std::atomic<std::uint32_t>> unfrozen() const noexcept { return memory().unfrozen(); }
   // The state copies may be written only while no attempt is open.
   std::byte* generator(std::uint32_t index, int rank) const noexcept {

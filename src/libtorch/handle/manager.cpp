@@ -3,6 +3,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -14,6 +15,7 @@
 
 #include "engine/client/handle.hpp"
 #include "engine/replica/model.hpp"
+#include "libtorch/handle/optimizer_state.hpp"
 #include "libtorch/handle/replica.hpp"
 #include "libtorch/tensor/convert.hpp"
 #include "libtorch/tensor/torch_version.hpp"
@@ -122,6 +124,22 @@ void check_replacement(const NamedTensor& current, const at::Tensor& value) {
         fmt::format("{}: '{}' is expanded (many of its elements are one in memory), but they differ in the "
                     "tensor passed for it; nothing was changed",
                     call, current.name));
+}
+
+session::Update update_of(const OptimizerConfig& config) {
+  using Kind = session::Update::Kind;
+  const bool is_sgd = config.kind == OptimizerKind::sgd;
+  return {.kind = is_sgd                               ? Kind::sgd
+                  : config.kind == OptimizerKind::adam ? Kind::adam
+                                                       : Kind::adamw,
+          .nesterov = config.nesterov,
+          .momentum = config.momentum,
+          .beta1 = config.beta1,
+          .beta2 = config.beta2,
+          .epsilon = config.epsilon,
+          .weight_decay = config.weight_decay,
+          .clip_norm = config.clip_norm,
+          .divisor = double(config.steps_per_update)};
 }
 
 /// Refers to the memory of `dense`, which must be row-major without gaps and outlive the result.
@@ -235,7 +253,45 @@ const std::string& Manager::unfinished() const { return state_->handle.unfinishe
 StepResult Manager::step(const StepOptions& options) {
   state_->handle.check_owner("step");
   state_->check_frozen();
-  return state_->handle.step(options);
+  if (options.optimizer == nullptr) return state_->handle.step(options);
+  libtorch::check_config(*options.optimizer);
+  auto update = update_of(*options.optimizer);
+  update.learning_rate = scheduled_learning_rate(*options.optimizer, updates(), options.total_updates);
+  return state_->handle.step(options, update);
+}
+
+std::int64_t Manager::updates() const noexcept { return static_cast<std::int64_t>(state_->handle.updates()); }
+
+std::vector<NamedTensor> Manager::optimizer_state() const {
+  const auto& handle = state_->handle;
+  handle.check_owner("optimizer_state");
+  std::vector<NamedTensor> state;
+  const auto names = libtorch::names_in_state(groups());
+  const auto held = handle.view().control().moments_used.load();
+  const bool both = held == session::Moments::both;
+  for (std::size_t i = 0; i < names.size() && held != session::Moments::none; ++i) {
+    const auto& group = groups()[i];
+    if (group.kind == FlatGroup::Kind::frozen) continue;
+    const auto offset = static_cast<std::byte*>(group.parameters.data_ptr()) - handle.view().parameters();
+    const auto add = [&](const char* what, std::uint64_t moment) {
+      auto* data = handle.view().moments() + moment * handle.session()->header().bytes.trained + offset;
+      state.push_back({fmt::format("optimizer/{}/{}", names[i], what),
+                       owning_view(handle.session(), data, tensor::dtype_of(group.parameters.scalar_type()),
+                                   group.parameters.sizes(), group.parameters.strides())});
+    };
+    add(both ? "exp_avg" : "momentum_buffer", 0);
+    if (both) add("exp_avg_sq", 1);
+  }
+  state.push_back({"optimizer/updates", at::scalar_tensor(updates(), at::kLong)});
+  return state;
+}
+
+void Manager::load_optimizer_state(const OptimizerConfig& config, const std::vector<NamedTensor>& state) {
+  auto& handle = state_->handle;
+  handle.clear_moments(update_of(config).moments());
+  const auto own = optimizer_state();
+  libtorch::load_state(own, state);
+  handle.set_updates(static_cast<std::uint64_t>(own.back().tensor.item<std::int64_t>()));
 }
 
 void Manager::zero_grad() { state_->handle.zero_grad(); }

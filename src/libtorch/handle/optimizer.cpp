@@ -19,6 +19,7 @@
 
 #include "accelmgr/errors.hpp"
 #include "engine/client/openmp.hpp"
+#include "libtorch/handle/optimizer_state.hpp"
 
 namespace accelmgr {
 namespace {
@@ -31,7 +32,6 @@ constexpr double clip_epsilon = 1e-6;  // As in torch's clip_grad_norm_.
 
 /// A group that is trained, and the optimizer's state for it.
 struct TrainedGroup {
-  FlatGroup::Kind kind = FlatGroup::Kind::decay;
   std::string name;  ///< Its name in state().
   at::Tensor parameters;
   at::Tensor gradients;
@@ -40,19 +40,6 @@ struct TrainedGroup {
   at::Tensor exp_avg;          ///< adam, adamw
   at::Tensor exp_avg_sq;       ///< adam, adamw
 };
-
-void check_config(const OptimizerConfig& config) {
-  if (config.kind == OptimizerKind::sgd && config.nesterov && config.momentum <= 0) {
-    throw ConfigError("optimizer.nesterov: Nesterov momentum needs optimizer.momentum above 0, but it is " +
-                          std::to_string(config.momentum),
-                      "optimizer.nesterov");
-  }
-  if (config.steps_per_update < 1) {
-    throw ConfigError("optimizer.steps_per_update is " + std::to_string(config.steps_per_update) +
-                          "; it must be at least 1",
-                      "optimizer.steps_per_update");
-  }
-}
 
 /// The fused operators do not check shapes; they would write past the end of a short tensor.
 void check_group(const FlatGroup& group, std::size_t index) {
@@ -99,51 +86,6 @@ double flat_norm(const at::Tensor& flat) {
   return std::sqrt(squares);
 }
 
-std::string joined_names(const std::vector<NamedTensor>& tensors) {
-  std::string text;
-  for (const auto& [name, tensor] : tensors) text += (text.empty() ? "" : ", ") + name;
-  return text.empty() ? "nothing" : text;
-}
-
-[[noreturn]] void refuse_state(const std::string& problem) {
-  throw ModelError("Optimizer::load_state: " + problem + "; nothing was changed");
-}
-
-/// Throws ModelError unless `given` has every name of `own` once, and no other names.
-void check_names(const std::vector<NamedTensor>& own, const std::vector<NamedTensor>& given) {
-  const auto count = [](const std::vector<NamedTensor>& tensors, const std::string& name) {
-    return std::ranges::count(tensors, name, &NamedTensor::name);
-  };
-  for (const auto& [name, tensor] : own) {
-    const auto times = count(given, name);
-    if (times == 0) {
-      refuse_state(fmt::format("'{}' is missing: {} {} is needed; the given state has {}", name,
-                               at::toString(tensor.scalar_type()), c10::str(tensor.sizes()),
-                               joined_names(given)));
-    }
-    if (times > 1) refuse_state(fmt::format("'{}' is given {} times; it must be given once", name, times));
-  }
-  for (const auto& [name, tensor] : given) {
-    if (count(own, name) == 0) {
-      refuse_state(fmt::format("'{}' is unknown to this optimizer, which has {}", name, joined_names(own)));
-    }
-  }
-}
-
-void check_tensor(const NamedTensor& own, const at::Tensor& given) {
-  const auto& [name, current] = own;
-  if (!given.defined()) refuse_state(fmt::format("the tensor for '{}' is undefined", name));
-  if (given.sizes() != current.sizes() || given.scalar_type() != current.scalar_type()) {
-    refuse_state(fmt::format("the tensor for '{}' is {} {}; {} {} is needed", name,
-                             at::toString(given.scalar_type()), c10::str(given.sizes()),
-                             at::toString(current.scalar_type()), c10::str(current.sizes())));
-  }
-  if (!given.is_cpu() || given.layout() != at::kStrided) {
-    refuse_state(
-        fmt::format("the tensor for '{}' is a {}; it must be dense and on the CPU", name, given.toString()));
-  }
-}
-
 }  // namespace
 
 struct Optimizer::State {
@@ -152,20 +94,16 @@ struct Optimizer::State {
   std::int64_t total_updates = 0;
   at::Tensor updates = at::zeros({}, at::kLong);  ///< A tensor, so that state() can return a view of it.
 
-  void add(const FlatGroup& group);
+  void add(const FlatGroup& group, const std::string& name);
   std::int64_t& update_count() noexcept { return *updates.mutable_data_ptr<std::int64_t>(); }
   std::int64_t elements() const;
   double gradient_norm() const;
   void update(TrainedGroup& group, double learning_rate, double divisor);
 };
 
-void Optimizer::State::add(const FlatGroup& group) {
+void Optimizer::State::add(const FlatGroup& group, const std::string& name) {
   TrainedGroup trained;
-  const std::string kind = group.kind == FlatGroup::Kind::decay ? "decay" : "no_decay";
-  const auto is_of_kind = [&](const TrainedGroup& other) { return other.kind == group.kind; };
-  const auto before = std::ranges::count_if(groups, is_of_kind);
-  trained.kind = group.kind;
-  trained.name = before == 0 ? kind : fmt::format("{}.{}", kind, before + 1);
+  trained.name = name;
   trained.parameters = group.parameters;
   trained.gradients = group.gradients;
   trained.weight_decay = group.kind == FlatGroup::Kind::decay ? config.weight_decay : 0.0;
@@ -230,13 +168,14 @@ void Optimizer::State::update(TrainedGroup& group, double learning_rate, double 
 
 Optimizer::Optimizer(const OptimizerConfig& config, std::vector<FlatGroup> groups, std::int64_t total_updates)
     : state_(std::make_unique<State>()) {
-  check_config(config);
+  libtorch::check_config(config);
+  const auto names = libtorch::names_in_state(groups);
   state_->config = config;
   state_->total_updates = total_updates;
   for (std::size_t index = 0; index < groups.size(); ++index) {
     if (groups[index].kind == FlatGroup::Kind::frozen) continue;
     check_group(groups[index], index);
-    state_->add(groups[index]);
+    state_->add(groups[index], names[index]);
   }
 }
 
@@ -279,19 +218,6 @@ std::vector<NamedTensor> Optimizer::state() const {
   return all;
 }
 
-void Optimizer::load_state(const std::vector<NamedTensor>& given) {
-  const auto own = state();
-  check_names(own, given);
-  const auto given_for = [&](const NamedTensor& tensor) {
-    return std::ranges::find(given, tensor.name, &NamedTensor::name)->tensor;
-  };
-  for (const auto& tensor : own) check_tensor(tensor, given_for(tensor));
-  if (const auto updates = given_for(own.back()).item<std::int64_t>(); updates < 0) {
-    refuse_state(
-        fmt::format("'{}' is {}; it counts updates and must be 0 or more", own.back().name, updates));
-  }
-  const at::NoGradGuard no_grad;
-  for (const auto& tensor : own) tensor.tensor.copy_(given_for(tensor));
-}
+void Optimizer::load_state(const std::vector<NamedTensor>& given) { libtorch::load_state(state(), given); }
 
 }  // namespace accelmgr

@@ -33,8 +33,8 @@ TEST(NextAction, IsThatOfTheTable) {
       {closed_abort, {}, Action::report_abort},
       {closed, {}, Action::return_result},
       {committed, {}, Action::wait},
-      {committed, {.slices_finished = true}, Action::close},
-      {committed, {.slices_finished = true, .manager_ended = true}, Action::close},
+      {committed, {.is_done = true}, Action::close},
+      {committed, {.is_done = true, .manager_ended = true}, Action::close},
       {committed, {.slices_stand = true}, Action::end_without_manager},
       {committed, {.slices_stand = true, .of_service = true}, Action::wait},
       {committed, {.slices_stand = true, .of_service = true, .patience_over = true}, Action::leave},
@@ -121,7 +121,7 @@ RC_GTEST_PROP(NextAction, BringsEveryAttemptToOneEnd, ()) {
     // Both the word and what is observed are a moment old when the host acts.
     const auto seen = session::load(word);
     auto observed = *anything_observed();
-    observed.slices_finished = reduced == ranks;
+    observed.is_done = reduced == ranks;
     observed.patience_over = observed.patience_over || looks > patience;
     if (seen.committed(participants)) observed.slices_stand = looks > patience;
     if (*rc::gen::arbitrary<bool>()) session::vote(word, attempt, *rc::gen::inRange(0, ranks), participants);

@@ -238,7 +238,7 @@ void ServiceModel::wait_steps(const State& s, int place, Steps& out) const {
         return;
     }
   };
-  Observed observed{.slices_finished = word.committed(all()) && slices_finished(s),
+  Observed observed{.is_done = word.committed(all()) && slices_finished(s),
                     .of_service = !is(Mutation::host_finishes_beside_living_runners),
                     .participant_ended = seen_living(s) < options_.ranks,
                     .manager_ended = !alive(s.service)};

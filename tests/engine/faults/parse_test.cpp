@@ -89,7 +89,8 @@ TEST_P(FaultTextRefused, WithTheTextTheKeyAndWhatIsAllowed) {
 constexpr auto keys_text = "rank, step, phase, occurrence, generation, probability, seed, fault";
 constexpr auto phases_text =
     "init or load_parameters or data or forward or backward or gradient_capture or vote or voted or "
-    "undo_saved or in_flight or reduced or chunk or publish or published or close or checkpoint or any";
+    "undo_saved or in_flight or reduced or chunk or update_saved or update_in_flight or updated or publish "
+    "or published or close or checkpoint or any";
 constexpr auto faults_text = "kill, stop, exit:CODE, exception[:TEXT], hang, nan or slow:MILLISECONDS";
 
 const Refused refused[] = {

@@ -60,6 +60,12 @@ constexpr std::string_view name_of(base::FaultPhase phase) {
       return "vote";
     case voted:
       return "voted";
+    case update_saved:
+      return "update_saved";
+    case update_in_flight:
+      return "update_in_flight";
+    case updated:
+      return "updated";
     case undo_saved:
       return "undo_saved";
     case in_flight:

@@ -18,7 +18,8 @@ namespace accelmgr::session {
 
 void PrintTo(const Death& death, std::ostream* out) {
   *out << "rank " << death.rank << " of " << death.ranks
-       << (death.accumulate ? ", accumulating" : ", overwriting") << (death.is_mixed ? ", mixed dtypes" : "");
+       << (death.accumulate ? ", accumulating" : ", overwriting") << (death.is_mixed ? ", mixed dtypes" : "")
+       << (death.updates ? ", updating" : "");
 }
 
 namespace {
@@ -97,9 +98,10 @@ TEST_P(EveryInstruction, AKilledProcessLeavesWhatTheStoppedOneHad) {
 
 std::string name_of(const testing::TestParamInfo<Death>& info) {
   const auto& death = info.param;
-  return fmt::format(
-      "Rank{}Of{}{}{}{}", death.rank, death.ranks, death.accumulate ? "Accumulating" : "Overwriting",
-      death.section == Section::last_vote ? "FromItsVote" : "ToTheClosing", death.is_mixed ? "Mixed" : "");
+  return fmt::format("Rank{}Of{}{}{}{}{}", death.rank, death.ranks,
+                     death.accumulate ? "Accumulating" : "Overwriting",
+                     death.section == Section::last_vote ? "FromItsVote" : "ToTheClosing",
+                     death.is_mixed ? "Mixed" : "", death.updates ? "Updating" : "");
 }
 
 std::vector<Death> every_death() {
@@ -110,6 +112,9 @@ std::vector<Death> every_death() {
         for (int rank = 0; rank < ranks; ++rank) deaths.push_back({ranks, rank, accumulate, section});
   for (const bool accumulate : {true, false})
     for (const int rank : {0, 1}) deaths.push_back({2, rank, accumulate, Section::last_slice, true});
+  for (const int rank : {0, 1, 2}) deaths.push_back({3, rank, false, Section::last_slice, false, true});
+  for (const int rank : {0, 1}) deaths.push_back({2, rank, false, Section::last_slice, true, true});
+  deaths.push_back({2, 1, true, Section::last_vote, false, true});
   return deaths;
 }
 
@@ -141,7 +146,7 @@ TEST_P(EveryInstructionOfRecovery, ASecondDeathChangesNothing) {
   EXPECT_GT(looks, 300u);
 }
 
-// Shows that these tests can fail: without the undo image a chunk is added twice.
+// Shows that these tests can fail: without the image a chunk is added or updated twice.
 TEST_P(EveryInstructionOfRecovery, LeavingTheUndoImageOutIsFound) {
   std::uint64_t looks = 0, wrong = 0;
   step_through([&] { step_.run_section(); }, 1,
@@ -159,7 +164,9 @@ INSTANTIATE_TEST_SUITE_P(Deaths, EveryInstructionOfRecovery,
                          testing::Values(Death{2, 1, true, Section::last_slice},
                                          Death{3, 0, true, Section::last_slice},
                                          Death{3, 1, true, Section::last_vote},
-                                         Death{2, 1, true, Section::last_slice, true}),
+                                         Death{2, 1, true, Section::last_slice, true},
+                                         Death{2, 1, false, Section::last_slice, false, true},
+                                         Death{2, 0, false, Section::last_slice, true, true}),
                          name_of);
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -10,6 +11,7 @@
 #include <limits>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "elements.hpp"
@@ -404,6 +406,127 @@ TEST_P(KernelsTest, SavesExactlyTheRange) {
 }
 
 // Of others the table has no kernels.
+// Parameter, gradient.
+constexpr std::pair<Element, Element> updated_types[] = {
+    {Element::f32, Element::f32},  {Element::f64, Element::f64}, {Element::bf16, Element::bf16},
+    {Element::bf16, Element::f32}, {Element::f16, Element::f16}, {Element::f16, Element::f32}};
+
+/// The arrays of an update, with random values.
+struct Updated {
+  Updated(Generator& random, std::size_t n, Element parameter, Element gradient_type)
+      : count(n),
+        gradient(n * bytes_of(gradient_type), random.misalignment(bytes_of(gradient_type))),
+        before{range(random, parameter), range(random, parameter), range(random, parameter)},
+        after{range(random, parameter), range(random, parameter), range(random, parameter)} {
+    random.fill(gradient.data(), n, gradient_type);
+    for (auto& values : before) random.fill(values.data(), n, parameter);
+    test::Elements(reinterpret_cast<std::byte*>(before[2].data()), parameter, n)
+        .change([](double value, std::uint64_t) { return std::abs(value); });
+  }
+  Range range(Generator& random, Element element) const {
+    return {count * bytes_of(element), random.misalignment(bytes_of(element))};
+  }
+  UpdateArrays arrays() {
+    return {gradient.data(), before[0].data(), before[1].data(), before[2].data(),
+            after[0].data(), after[1].data(),  after[2].data(),  count};
+  }
+
+  std::size_t count;
+  Range gradient;
+  std::array<Range, 3> before, after;  ///< Parameter, first and second moment.
+};
+
+/// Calls check(parameter, gradient, first, second, i) with values as they are computed with, and expects its
+/// three results in the arrays, rounded.
+template <class Reference>
+void expect_updates(Updated& updated, Element type, Element gradient_type, int arrays, Reference reference) {
+  with_type(type, [&](auto stored) {
+    using Stored = decltype(stored);
+    using Number = SumOf<Stored>;
+    with_type(gradient_type, [&](auto gradient) {
+      using Gradient = decltype(gradient);
+      if constexpr (std::is_same_v<Number, SumOf<Gradient>>) {
+        for (std::size_t i = 0; i < updated.count; ++i) {
+          const auto at = [&](int array) {
+            return widen(updated.before[std::size_t(array)].template as<Stored>()[i]);
+          };
+          const std::array<Number, 3> expected =
+              reference(at(0), widen(updated.gradient.template as<Gradient>()[i]), at(1), at(2));
+          for (int array = 0; array < arrays; ++array)
+            ASSERT_TRUE(is_same(updated.after[std::size_t(array)].template as<Stored>()[i],
+                                narrow<Stored>(expected[std::size_t(array)])))
+                << "array " << array << ", element " << i << " of " << updated.count;
+        }
+      }
+    });
+  });
+  for (auto& range : updated.after) EXPECT_TRUE(range.surroundings_untouched());
+}
+
+TEST_P(KernelsTest, UpdatesWithAdamBitForBit) {
+  Generator random(11);
+  const AdamFactors factors{.gradient = 0.3,
+                            .decay = 0.01,
+                            .shrink = 0.999,
+                            .first = 0.1,
+                            .beta2 = 0.99,
+                            .step = 0.02,
+                            .correction = 0.7,
+                            .epsilon = 1e-3};
+  for (const auto& [type, gradient_type] : updated_types)
+    for (int round = 0; round < 40; ++round) {
+      Updated updated(random, random.count(), type, gradient_type);
+      variant->adam(updated.arrays(), factors, type, gradient_type);
+      expect_updates(updated, type, gradient_type, 3, [&](auto p, auto g, auto m, auto v) {
+        using N = decltype(p);
+        g = g * N(factors.gradient) + p * N(factors.decay);
+        m = m + (g - m) * N(factors.first);
+        v = v * N(factors.beta2) + g * g * N(1 - factors.beta2);
+        p = p * N(factors.shrink) -
+            m * N(factors.step) / (std::sqrt(v) / N(factors.correction) + N(factors.epsilon));
+        return std::array<N, 3>{p, m, v};
+      });
+    }
+}
+
+TEST_P(KernelsTest, UpdatesWithSgdBitForBit) {
+  Generator random(12);
+  for (const auto& [type, gradient_type] : updated_types)
+    for (const double momentum : {0.0, 0.9})
+      for (const bool nesterov : {false, true}) {
+        const SgdFactors factors{
+            .gradient = 0.3, .decay = 0.01, .momentum = momentum, .step = 0.02, .nesterov = nesterov};
+        Updated updated(random, 500 + random.count(), type, gradient_type);
+        variant->sgd(updated.arrays(), factors, type, gradient_type);
+        expect_updates(updated, type, gradient_type, momentum == 0 ? 1 : 2,
+                       [&](auto p, auto g, auto m, auto) {
+                         using N = decltype(p);
+                         g = g * N(factors.gradient) + p * N(factors.decay);
+                         if (momentum != 0) m = m * N(momentum) + g;
+                         if (momentum != 0) g = nesterov ? g + m * N(momentum) : m;
+                         return std::array<N, 3>{p - g * N(factors.step), m, N(0)};
+                       });
+      }
+}
+
+TEST_P(KernelsTest, AddsSquaresInDouble) {
+  Generator random(13);
+  for (const auto element : {Element::f32, Element::f64, Element::bf16, Element::f16})
+    for (int round = 0; round < 40; ++round) {
+      const auto count = random.count();
+      Range values(count * bytes_of(element), random.misalignment(bytes_of(element)));
+      random.fill(values.data(), count, element);
+      double expected = 0;
+      for (const auto value :
+           test::Elements(reinterpret_cast<std::byte*>(values.data()), element, count).numbers())
+        expected += value * value;
+      EXPECT_NEAR(variant->squares(values.data(), count, element), expected, 1e-12 * expected);
+    }
+  const std::vector<float> many(3'000'000, 0.1F);
+  EXPECT_NEAR(variant->squares(many.data(), many.size(), Element::f32), 3e6 * double(0.1F) * double(0.1F),
+              1e-6);
+}
+
 TEST(ElementTypes, OfEveryParameterAreAmongThoseThatAreTested) {
   for (std::size_t dtype = 0; dtype < dtype_count; ++dtype)
     for (unsigned bits = 0; bits < 8; ++bits) {

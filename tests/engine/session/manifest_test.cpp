@@ -132,7 +132,7 @@ TEST(Manifest, GroupsLieNextToEachOther) {
   Manifest m;
   for (auto group : {Group::frozen, Group::no_decay, Group::decay, Group::no_decay})
     m.tensors.push_back(tensor(DType::float32, 5, group));
-  EXPECT_EQ(m.place_tensors(), (TensorBytes{256, 192, 256, 192, 256}));
+  EXPECT_EQ(m.place_tensors(), (TensorBytes{256, 192, 192, 256, 192, 256}));
   EXPECT_EQ(m.tensors[2].offset, 0u);
   EXPECT_EQ(m.tensors[1].offset, 64u);
   EXPECT_EQ(m.tensors[3].offset, 128u);
@@ -150,9 +150,12 @@ TEST(Manifest, TensorsOfADtypeLieTogetherAndWhatCannotBeTrainedLast) {
                tensor(DType::float32, 5),
                tensor(DType::bfloat16, 5, Group::frozen)};
   m.set_precision({.bf16_slabs = true, .float32_gradients = true});
-  EXPECT_EQ(m.place_tensors(),
-            (TensorBytes{
-                .parameters = 512, .gradients = 448, .gradient_room = 640, .slab = 256, .slab_room = 384}));
+  EXPECT_EQ(m.place_tensors(), (TensorBytes{.parameters = 512,
+                                            .trained = 320,
+                                            .gradients = 448,
+                                            .gradient_room = 640,
+                                            .slab = 256,
+                                            .slab_room = 384}));
   const auto places = [&](std::size_t i) {
     return std::tuple{m.tensors[i].offset, m.tensors[i].gradient, m.tensors[i].slab};
   };

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "reduction_reference.hpp"
@@ -44,6 +45,25 @@ LossWeights weights_of(const Death& death) {
 
 double weight_of(int rank) { return 3 * rank + 1; }
 
+constexpr Update update{.kind = Update::Kind::adamw,
+                        .number = 3,
+                        .learning_rate = 0.01,
+                        .beta1 = 0.9,
+                        .beta2 = 0.99,
+                        .epsilon = 1e-8,
+                        .weight_decay = 0.1,
+                        .clip_norm = 2,
+                        .divisor = 2};
+
+// What an updated tensor holds before.
+double parameter(std::uint64_t i) { return 0.01 * double(i % 101) - 0.5; }
+double first_moment(std::uint64_t i) { return 0.002 * double(i % 17) - 0.01; }
+double second_moment(std::uint64_t i) { return 1e-4 * double(i % 23 + 1); }
+
+Elements in_parameters(std::byte* parameters, const TensorEntry& tensor) {
+  return {parameters + tensor.offset, *element_of(tensor.dtype), tensor.elements()};
+}
+
 // Rank 0 computes one micro-batch too few, so that the mean is not just a sum.
 std::uint32_t micro_batches_of(int rank) { return rank == 0 ? 1 : micro_batches; }
 
@@ -53,8 +73,10 @@ SmallStep::SmallStep(const Death& death)
     : death_(death),
       small_(session_for(death)),
       reduction_(small_.session, small_.manifest),
+      update_(small_.session, small_.manifest),
       others_view_(second_view(small_.session)),
-      others_reduction_(others_view_, read_manifest(others_view_)) {
+      others_reduction_(others_view_, read_manifest(others_view_)),
+      others_update_(others_view_, read_manifest(others_view_)) {
   fill();
   Image start;
   take(start);
@@ -62,6 +84,7 @@ SmallStep::SmallStep(const Death& death)
   const auto undisturbed = open();
   for (int rank = 0; rank < death.ranks; ++rank) vote(small_.session, reduction_, rank, undisturbed);
   for (int rank = 0; rank < death.ranks; ++rank) reduction_.finish_slice(rank, undisturbed);
+  for (int rank = 0; rank < death.ranks && death.updates; ++rank) update_.finish_slice(rank, undisturbed);
   close_if_over(small_.session, undisturbed);
   take(counted_);
   put_back(start);
@@ -76,6 +99,7 @@ SmallStep::SmallStep(const Death& death)
 
 void SmallStep::fill() {
   auto& session = small_.session;
+  if (death_.updates) session.allocate_moments(Moments::both);
   for (std::size_t t = 0; t < small_.manifest.tensors.size(); ++t) {
     if (!has_gradient(session, small_.manifest, t)) continue;
     const auto& tensor = small_.manifest.tensors[t];
@@ -84,6 +108,13 @@ void SmallStep::fill() {
       for (int rank = 0; rank < death_.ranks; ++rank)
         in_slab(session, rank, tensor).set(i, gradient(rank, i));
     }
+    if (!death_.updates || tensor.group == Group::frozen) continue;
+    const auto put = [&](std::byte* memory, auto value) {
+      in_parameters(memory, tensor).change([&](double, std::uint64_t i) { return value(i); });
+    };
+    put(session.parameters(), parameter);
+    put(session.moments(), first_moment);
+    put(session.moments() + session.header().bytes.trained, second_moment);
   }
   auto* copies = reinterpret_cast<std::byte*>(&session.counters(0));
   for (std::size_t i = 0; i < 2 * session.header().copy_bytes; ++i) copies[i] = pattern(i, 1);
@@ -97,12 +128,15 @@ void SmallStep::fill() {
 }
 
 std::uint64_t SmallStep::open() {
-  const auto attempt = open_attempt(small_.session, {.participants = participants(),
-                                                     .accumulate = death_.accumulate,
-                                                     .shares = even_shares(micro_batches),
-                                                     .batch_size = 4,
-                                                     .loss_weights = weights_of(death_),
-                                                     .mean_buffers = 1});
+  const auto attempt =
+      open_attempt(small_.session, {.participants = participants(),
+                                    .accumulate = death_.accumulate,
+                                    .shares = even_shares(micro_batches),
+                                    .batch_size = 4,
+                                    .loss_weights = weights_of(death_),
+                                    .mean_buffers = 1,
+                                    .applies = death_.updates ? Applies::session : Applies::host,
+                                    .update = update});
   for (int rank = 0; rank < death_.ranks; ++rank)
     for (std::size_t tensor = 0; tensor < small_.manifest.tensors.size(); ++tensor)
       small_.session.tags(rank)[tensor].store(
@@ -128,6 +162,7 @@ void SmallStep::run_section() {
   auto& session = small_.session;
   if (death_.section == Section::last_vote) vote(session, reduction_, death_.rank, attempt_);
   reduction_.finish_slice(death_.rank, attempt_);
+  if (death_.updates && slices_finished(session, attempt_)) update_.finish_slice(death_.rank, attempt_);
   close_if_over(session, attempt_);
 }
 
@@ -136,6 +171,8 @@ void SmallStep::finish(std::uint64_t attempt) {
       others_view_.word().committed(participants())) {
     others_reduction_.finish_slice(death_.rank, attempt);
     for (int rank = 0; rank < death_.ranks; ++rank) others_reduction_.finish_slice(rank, attempt);
+    for (int rank = 0; rank < death_.ranks && death_.updates; ++rank)
+      others_update_.finish_slice(rank, attempt);
   }
   close_if_over(others_view_, attempt);
 }
@@ -143,10 +180,12 @@ void SmallStep::finish(std::uint64_t attempt) {
 void SmallStep::recover() { finish(attempt_); }
 
 void SmallStep::recover_without_undo() {
-  auto& word = others_view_.record(death_.rank).cursor;
-  auto cursor = decode_cursor(word.load());
-  cursor.in_flight = false;
-  word.store(encode(cursor));
+  auto& record = others_view_.record(death_.rank);
+  for (auto* word : {&record.cursor, &record.update_cursors[0].bits}) {
+    auto cursor = decode_cursor(word->load());
+    cursor.in_flight = false;
+    word->store(encode(cursor));
+  }
   finish(attempt_);
 }
 
@@ -155,11 +194,25 @@ void SmallStep::take(Image& image) {
   const auto* head = memory_of(small_.session);
   image.head.assign(head, head + header.queues);
   image.gradients.assign(small_.session.gradients(), small_.session.gradients() + header.bytes.gradient_room);
+  image.updated = updated_memory();
 }
 
 void SmallStep::put_back(const Image& image) {
   std::memcpy(memory_of(small_.session), image.head.data(), image.head.size());
   std::memcpy(small_.session.gradients(), image.gradients.data(), image.gradients.size());
+  if (image.updated.empty()) return;
+  const auto& bytes = small_.session.header().bytes;
+  std::memcpy(small_.session.parameters(), image.updated.data(), bytes.parameters);
+  std::memcpy(small_.session.moments(), image.updated.data() + bytes.parameters, 2 * bytes.trained);
+}
+
+std::vector<std::byte> SmallStep::updated_memory() {
+  std::vector<std::byte> memory;
+  if (!death_.updates) return memory;
+  const auto& bytes = small_.session.header().bytes;
+  memory.assign(small_.session.parameters(), small_.session.parameters() + bytes.parameters);
+  memory.insert(memory.end(), small_.session.moments(), small_.session.moments() + 2 * bytes.trained);
+  return memory;
 }
 
 bool SmallStep::committed() const {
@@ -185,6 +238,7 @@ std::string SmallStep::differs(const Image& expected, std::uint32_t index) {
     return difference(numbers_in(session.gradients(), small_.manifest),
                       numbers_in(other.data(), small_.manifest));
   }
+  if (updated_memory() != expected.updated) return "parameters or moments are others";
   const auto* copy = reinterpret_cast<const std::byte*>(&session.counters(index));
   const auto at = session.header().copies + index * session.header().copy_bytes;
   if (std::memcmp(copy, expected.head.data() + at, session.header().copy_bytes) != 0)
@@ -242,6 +296,37 @@ std::string SmallStep::undisturbed_wrong() {
   const auto* counters = reinterpret_cast<const Counters*>(
       counted_.head.data() + small_.session.header().copies + small_.session.header().copy_bytes);
   if (counters->steps != 6 || counters->samples != 70 + 4 * (full - 1)) return "the counters are wrong";
+  if (counters->updates != (death_.updates ? 1u : 0u) || counters->applied_step != (death_.updates ? 6u : 0u))
+    return "the number of updates is wrong";
+  return death_.updates ? wrong_updates(expected) : "";
+}
+
+// AdamW by its definition, in double.
+std::string SmallStep::wrong_updates(const Numbers& gradients) {
+  const auto& tensors = small_.manifest.tensors;
+  double squares = 0;
+  for (std::size_t t = 0; t < tensors.size(); ++t)
+    if (tensors[t].group != Group::frozen)
+      for (const auto g : gradients[t]) squares += g * g;
+  const auto norm = std::sqrt(squares) / update.divisor;
+  const auto clip = std::min(1.0, update.clip_norm / (norm + 1e-6));
+  auto updated = counted_.updated;
+  for (std::size_t t = 0; t < tensors.size(); ++t) {
+    if (tensors[t].group == Group::frozen) continue;
+    const auto found = in_parameters(updated.data(), tensors[t]);
+    const auto type = *element_of(tensors[t].dtype);
+    const double tolerance = type == Element::f64 ? 1e-12 : type == Element::f32 ? 1e-6 : 1e-2;
+    for (std::uint64_t i = 0; i < found.size(); ++i) {
+      const double before = rounded(type, parameter(i)), g = gradients[t][i] / update.divisor * clip;
+      const auto m = 0.9 * rounded(type, first_moment(i)) + 0.1 * g;
+      const auto v = 0.99 * rounded(type, second_moment(i)) + 0.01 * g * g;
+      const auto decay = tensors[t].group == Group::decay ? update.weight_decay : 0;
+      const auto expected = before * (1 - 0.01 * decay) - 0.01 * m / (1 - std::pow(0.9, 3)) /
+                                                              (std::sqrt(v / (1 - std::pow(0.99, 3))) + 1e-8);
+      if (std::abs(found[i] - expected) > tolerance * std::max(1.0, std::abs(expected)))
+        return fmt::format("parameter {} of tensor {} is {}, not {}", i, t, found[i], expected);
+    }
+  }
   return {};
 }
 

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/session/parameter_update.hpp"
 #include "engine/session/reduction.hpp"
 #include "reduction_reference.hpp"
 
@@ -16,7 +17,7 @@ namespace accelmgr::session {
 /// What the rank does when it dies.
 enum class Section {
   last_vote,   ///< All other ranks have voted; none has reduced its slice.
-  last_slice,  ///< The attempt is committed, and all other slices are finished.
+  last_slice,  ///< The attempt is committed, and all other slices are reduced.
 };
 
 struct Death {
@@ -25,6 +26,7 @@ struct Death {
   bool accumulate;
   Section section;
   bool is_mixed = false;  ///< The model has all dtypes, and an unfrozen parameter. Otherwise it is float32.
+  bool updates = false;   ///< The attempt updates the parameters.
 };
 
 class SmallStep {
@@ -44,6 +46,7 @@ class SmallStep {
   struct Image {
     std::vector<std::byte> head;  ///< Control, rank records, state copies and undo images.
     std::vector<std::byte> gradients;
+    std::vector<std::byte> updated;  ///< Parameters and moments.
     bool operator==(const Image&) const = default;
   };
   void take(Image& image);
@@ -67,12 +70,16 @@ class SmallStep {
   static std::string difference(const Numbers& found, const Numbers& expected);
   std::string differs(const Image& expected, std::uint32_t index);
   std::string wrong_when_made_again();
+  std::string wrong_updates(const Numbers& gradients);
+  std::vector<std::byte> updated_memory();
 
   Death death_;
   SmallSession small_;
   Reduction reduction_;
+  ParameterUpdate update_;
   Session others_view_;
   Reduction others_reduction_;
+  ParameterUpdate others_update_;
   std::uint64_t attempt_ = 0;
   std::vector<std::byte> state_;  ///< What a rank writes before it votes: generator, buffers.
   Image before_;                  ///< The image that an uncounted attempt must leave.
