@@ -41,8 +41,9 @@ void ProtocolModel::steps(const State& s, Steps<State>& out) const {
 // Joins steps of a runner to the step before them when no other process can see that step. Then no process
 // can tell whether the runner stands before or after it, even if the runner dies there. Other processes do
 // not read what a runner writes before its vote, the undo image of a chunk that is not in flight, or the
-// result's copies before the cursor is at its end. They do not change what a runner loads before it has
-// acknowledged. An attempt that is over stays over, and a finished slice stays finished.
+// result's copies before the cursor is at its end, or the image of an update that is not in flight. They do
+// not change what a runner loads before it has acknowledged. An attempt that is over stays over, and a
+// finished slice stays finished.
 void ProtocolModel::take_private_steps(State& s, int rank) const {
   const auto is_private = [&](const Process& p) {
     switch (p.pc) {
@@ -57,6 +58,8 @@ void ProtocolModel::take_private_steps(State& s, int rank) const {
       case Pc::slice_begin:
       case Pc::save_first:
       case Pc::save_second:
+      case Pc::update_begin:
+      case Pc::update_compute:
       case Pc::begin_publish:
       case Pc::end_publish:
       case Pc::close_scan:
@@ -91,6 +94,15 @@ void ProtocolModel::watch_steps(const State& s, Steps<State>& out) const {
       auto& t = out.add(s, supervisor_name, "sees that a replacement can be started");
       t.supervisor.rank = static_cast<std::uint32_t>(rank) & 3;
       go(t.supervisor, Pc::spawn);
+    }
+    const auto attempt = s.word_attempt;
+    const bool not_updated = options_.updates && word_of(s).committed(all()) && all_reduced(s, attempt) &&
+                             !is_updated(s.ranks[rank], attempt);
+    if (dead && known && not_updated && !is(Mutation::update_of_the_dead_left)) {
+      auto& t = out.add(s, supervisor_name, "takes the update of the dead over");
+      t.supervisor.attempt = attempt;
+      t.supervisor.rank = static_cast<std::uint32_t>(rank) & 3;
+      go(t.supervisor, Pc::update_begin);
     }
     if (!dead && is(Mutation::slice_taken_from_the_living) && word_of(s).committed(all())) {
       auto& t = out.add(s, supervisor_name, "takes a runner that is only slow for dead");
@@ -137,6 +149,7 @@ void ProtocolModel::supervisor_steps(const State& s, Steps<State>& out) const {
     default: {
       State t = s;
       const char* what = slice_step(t, t.supervisor, Pc::close_look);
+      if (what == nullptr) what = update_step(t, t.supervisor, Pc::close_look);
       if (what == nullptr) what = close_step(t, t.supervisor, Pc::watch);
       if (t.supervisor.pc == Pc::watch) t.supervisor = standing_at(Pc::watch);
       add(what) = t;
@@ -220,7 +233,14 @@ void ProtocolModel::end_steps(const State& s, Steps<State>& out) const {
       auto& t = add("goes to the next slice");
       const bool last = ++t.host.rank == static_cast<std::uint32_t>(options_.ranks);
       if (last) t.host.rank = 0;
-      go(t.host, last ? Pc::close_look : Pc::slice_begin);
+      go(t.host, !last ? Pc::slice_begin : options_.updates ? Pc::update_begin : Pc::close_look);
+      return;
+    }
+    case Pc::next_update: {
+      auto& t = add("goes to the next update");
+      const bool last = ++t.host.rank == static_cast<std::uint32_t>(options_.ranks);
+      if (last) t.host.rank = 0;
+      go(t.host, last ? Pc::close_look : Pc::update_begin);
       return;
     }
     default: {  // recover
@@ -285,11 +305,13 @@ void ProtocolModel::host_steps(const State& s, Steps<State>& out) const {
     case Pc::end_abort:
     case Pc::end_look:
     case Pc::next_slice:
+    case Pc::next_update:
     case Pc::recover:
       return end_steps(s, out);
     default: {
       State t = s;
       const char* what = slice_step(t, t.host, Pc::next_slice);
+      if (what == nullptr) what = update_step(t, t.host, Pc::next_update);
       if (what == nullptr) what = close_step(t, t.host, Pc::give_result);
       add(what) = t;
       return;

@@ -1,7 +1,8 @@
 // The protocol of a step as a model. Host, supervisor and runners are small machines. Their steps are the
 // single accesses to shared memory that the real processes make (engine/client/stepper.cpp,
 // engine/manager/supervisor.cpp, engine/runner/runner.cpp, engine/session/reduction.cpp,
-// engine/session/attempt.cpp). Each process can die between any two steps.
+// engine/session/parameter_update.cpp, engine/session/attempt.cpp). Each process can die between any two
+// steps.
 //
 // The transitions of the step word are the real functions on a real atomic, and cursors go through the real
 // encoding. The rest is as small as it can be and still go wrong. A committed attempt changes much; the model
@@ -11,6 +12,8 @@
 // In an inner step a runner reads the whole master, in two halves that others may change in between, and what
 // it has applied is gone with it. The host does not go back to an earlier state here: it is enough that no
 // runner votes that lacks a step.
+//
+// Or the session makes the update: each rank has a slice of the parameters, of one chunk with two halves.
 //
 // The model accumulates, has the policy restart, and makes two attempts. It has no time: what a deadline
 // does may happen at any moment, or (`patient`) never. A waiting process looks again at least every 20 ms, so
@@ -44,6 +47,12 @@ enum class Mutation {
   applied_before_the_attempt_is_closed,
   replacement_without_the_steps_before,
   host_changes_what_is_applied,
+  // Of updates in the session.
+  update_before_all_slices_are_reduced,
+  update_in_flight_before_the_image_is_written,
+  update_computed_again,
+  close_before_all_slices_are_updated,
+  update_of_the_dead_left,
 };
 
 class ProtocolModel {
@@ -56,6 +65,7 @@ class ProtocolModel {
     bool host_dies = true;      ///< The host may die; to other processes a dead host just halts.
     bool private_steps = true;  ///< Steps that no other process sees are taken one by one, not joined.
     bool inner = false;         ///< Runners apply the mean gradient themselves.
+    bool updates = false;       ///< The session applies it.
     Mutation mutation = Mutation::none;
   };
   using State = model::State;
@@ -92,7 +102,9 @@ class ProtocolModel {
   /// Makes the next step of a slice, or of closing, and sends the process to `afterwards` when that part is
   /// done. Returns null if `p` stands elsewhere. `p` is a process of `s`.
   const char* slice_step(State& s, Process& p, Pc afterwards) const;
+  const char* update_step(State& s, Process& p, Pc afterwards) const;
   const char* close_step(State& s, Process& p, Pc afterwards) const;
+  bool all_reduced(const State& s, std::uint32_t attempt) const;
   void reduce_half(State& s, const Process& p, std::uint32_t half) const;
   bool abort_word(State& s, std::uint32_t attempt, std::uint32_t author) const;
 

@@ -53,6 +53,20 @@ TEST(Protocol, OfInnerStepsForTwoRunnersIsNeverStuckWithoutDeadlines) {
   explore_and_report(of_inner_steps(without_deadlines(two_runners)));
 }
 
+ProtocolModel::Options with_updates(ProtocolModel::Options options) {
+  options.updates = true;
+  options.chunks = 1;
+  return options;
+}
+
+TEST(Protocol, WithUpdatesForTwoRunnersIsNeverTwiceNeverLostNeverStuck) {
+  explore_and_report(with_updates(two_runners));
+}
+
+TEST(Protocol, WithUpdatesForTwoRunnersIsNeverStuckWithoutDeadlines) {
+  explore_and_report(with_updates(without_deadlines(two_runners)));
+}
+
 constexpr ProtocolModel::Options three_runners{
     .ranks = 3, .chunks = 1, .deaths = 1, .host_dies = false, .private_steps = false};
 
@@ -71,6 +85,10 @@ TEST_F(ProtocolOfThree, OfInnerStepsIsNeverTwiceNeverLostNeverStuck) {
   explore_and_report(of_inner_steps(three_runners));
 }
 
+TEST_F(ProtocolOfThree, WithUpdatesIsNeverTwiceNeverLostNeverStuck) {
+  explore_and_report(with_updates(three_runners));
+}
+
 TEST_F(ProtocolOfThree, IsNeverStuckWithoutDeadlines) {
   explore_and_report(without_deadlines(three_runners));
 }
@@ -87,9 +105,15 @@ class ProtocolMutation : public testing::TestWithParam<WrongTurn> {};
 // Finding no defect in the protocol means something only because the explorer finds these defects.
 TEST_P(ProtocolMutation, IsFound) {
   const auto mutation = GetParam().mutation;
-  const bool inner = mutation >= Mutation::applied_before_the_attempt_is_closed;
-  const ProtocolModel model(
-      {.ranks = 2, .chunks = 1, .deaths = 1, .patient = true, .inner = inner, .mutation = mutation});
+  const bool updates = mutation >= Mutation::update_before_all_slices_are_reduced;
+  const bool inner = mutation >= Mutation::applied_before_the_attempt_is_closed && !updates;
+  const ProtocolModel model({.ranks = 2,
+                             .chunks = 1,
+                             .deaths = 1,
+                             .patient = true,
+                             .inner = inner,
+                             .updates = updates,
+                             .mutation = mutation});
   const auto found = Explorer(model).explore(most_states);
   EXPECT_TRUE(found.broken.starts_with(GetParam().promise)) << found.broken << "\n" << found.trace;
   EXPECT_NE(found.trace, "");
@@ -121,7 +145,15 @@ INSTANTIATE_TEST_SUITE_P(
         WrongTurn{"ReplacementWithoutTheStepsBefore", Mutation::replacement_without_the_steps_before,
                   "never lost: a runner votes"},
         WrongTurn{"HostChangesWhatIsApplied", Mutation::host_changes_what_is_applied,
-                  "never lost: a runner applies"}),
+                  "never lost: a runner applies"},
+        WrongTurn{"UpdateBeforeAllSlicesAreReduced", Mutation::update_before_all_slices_are_reduced,
+                  "never twice: parameters"},
+        WrongTurn{"UpdateInFlightBeforeTheImageIsWritten",
+                  Mutation::update_in_flight_before_the_image_is_written, "never twice: parameters"},
+        WrongTurn{"UpdateComputedAgain", Mutation::update_computed_again, "never twice: parameters"},
+        WrongTurn{"CloseBeforeAllSlicesAreUpdated", Mutation::close_before_all_slices_are_updated,
+                  "never lost: parameters"},
+        WrongTurn{"UpdateOfTheDeadLeft", Mutation::update_of_the_dead_left, "never stuck"}),
     [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace

@@ -29,6 +29,14 @@ const char* ProtocolModel::wrong(const State& s) const {
       if (!is_the_hosts && cell(rank.master, half) < (finished ? s.committed : counted))
         return "never lost: a slice holds less than was committed";
     }
+    for (const std::uint32_t half : {0u, 1u}) {
+      if (!options_.updates) break;
+      const bool updated = committed && is_updated(rank, word.attempt);
+      if (cell(rank.updated, half) > s.committed)
+        return "never twice: parameters hold more than was committed";
+      if (cell(rank.updated, half) < (updated ? s.committed : counted))
+        return "never lost: parameters hold less than was committed";
+    }
     if (cell(rank.copies, word.index) != counted) return "valid copies: not those of the commits";
     if (committed && cell(rank.copies, word.index ^ 1) != s.committed)
       return "valid copies: committed before they are complete";
@@ -59,9 +67,10 @@ std::string ProtocolModel::text(const State& s) const {
     text += fmt::format(" master");
     for (std::uint32_t half = 0; half < 2u * static_cast<std::uint32_t>(options_.chunks); ++half)
       text += fmt::format(" {}", cell(rank.master, half));
-    text += fmt::format(" cursor {}.{}{} copies {}{} applied {} |", +rank.cursor_attempt, +rank.cursor_chunk,
-                        rank.cursor_in_flight != 0 ? "*" : " ", cell(rank.copies, 0), cell(rank.copies, 1),
-                        +s.runners[r].applied);
+    text += fmt::format(" cursor {}.{}{} copies {}{} applied {} updated {}{}{} |", +rank.cursor_attempt,
+                        +rank.cursor_chunk, rank.cursor_in_flight != 0 ? "*" : " ", cell(rank.copies, 0),
+                        cell(rank.copies, 1), +s.runners[r].applied, cell(rank.updated, 0),
+                        cell(rank.updated, 1), rank.update_in_flight != 0 ? "*" : " ");
   }
   return text;
 }

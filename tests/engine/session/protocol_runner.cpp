@@ -153,14 +153,20 @@ void ProtocolModel::runner_steps(const State& s, int rank, Steps<State>& out) co
     case Pc::apply_first:
     case Pc::apply_second:
       return apply_steps(s, rank, out);
+    case Pc::await_reduced:
+      if (all_reduced(s, p.attempt)) move("sees that all slices are reduced", Pc::update_begin);
+      return;
     default:
       break;
   }
   if (p.pc < Pc::idle) return start_steps(s, rank, out);
   const bool early = is(Mutation::applied_before_the_attempt_is_closed);
-  const auto reduced = !options_.inner ? Pc::acknowledge_and_close : early ? Pc::apply_first : Pc::close_look;
+  const auto done = !options_.inner ? Pc::acknowledge_and_close : early ? Pc::apply_first : Pc::close_look;
+  const bool waits = !is(Mutation::update_before_all_slices_are_reduced);
+  const auto reduced = !options_.updates ? done : waits ? Pc::await_reduced : Pc::update_begin;
   State t = s;
   const char* what = slice_step(t, t.runners[rank], reduced);
+  if (what == nullptr) what = update_step(t, t.runners[rank], done);
   if (what == nullptr)
     what = close_step(t, t.runners[rank], options_.inner && !early ? Pc::await_closed : Pc::idle);
   if (t.runners[rank].pc == Pc::idle) t.runners[rank] = standing_at(Pc::idle, p);

@@ -96,6 +96,66 @@ const char* ProtocolModel::slice_step(State& s, Process& p, Pc afterwards) const
   }
 }
 
+bool ProtocolModel::all_reduced(const State& s, std::uint32_t attempt) const {
+  for (int rank = 0; rank < options_.ranks; ++rank)
+    if (!is_reduced(s.ranks[rank], attempt)) return false;
+  return true;
+}
+
+const char* ProtocolModel::update_step(State& s, Process& p, Pc afterwards) const {
+  auto& rank = s.ranks[p.rank];
+  const bool in_flight_first = is(Mutation::update_in_flight_before_the_image_is_written);
+  const auto copy = [&](std::uint32_t half) {
+    rank.updated = with_cell(rank.updated, half, cell(rank.update_image, half)) & 15;
+  };
+  switch (p.pc) {
+    case Pc::update_begin: {
+      if (is_updated(rank, p.attempt)) {
+        go(p, afterwards);
+        return "finds the parameters of the slice updated";
+      }
+      const bool in_flight = rank.update_attempt == p.attempt && rank.update_in_flight != 0;
+      go(p, in_flight && !is(Mutation::update_computed_again) ? Pc::copy_first
+            : in_flight_first                                 ? Pc::update_in_flight
+                                                              : Pc::update_compute);
+      return "begins an update where its cursor stands";
+    }
+    case Pc::update_compute: {
+      bool whole = true;
+      for (int other = 0; other < options_.ranks; ++other)
+        for (std::uint32_t half = 0; half < 2u * static_cast<std::uint32_t>(options_.chunks); ++half)
+          whole = whole && cell(s.ranks[other].master, half) == s.committed;
+      for (const std::uint32_t half : {0u, 1u})
+        rank.update_image =
+            with_cell(rank.update_image, half, whole ? one_more(cell(rank.updated, half)) : torn) & 15;
+      go(p, in_flight_first ? Pc::copy_first : Pc::update_in_flight);
+      return "writes new values to the image";
+    }
+    case Pc::update_in_flight:
+      rank.update_attempt = p.attempt & 3;
+      rank.update_in_flight = 1;
+      rank.update_finished = 0;
+      go(p, in_flight_first ? Pc::update_compute : Pc::copy_first);
+      return "says that the update is in flight";
+    case Pc::copy_first:
+      copy(0);
+      go(p, Pc::copy_second);
+      return "copies the first half of the image";
+    case Pc::copy_second:
+      copy(1);
+      go(p, Pc::update_end);
+      return "copies the second half of the image";
+    case Pc::update_end:
+      rank.update_in_flight = 0;
+      rank.update_finished = 1;
+      rank.update_image = 15;
+      go(p, afterwards);
+      return "says that the slice is updated";
+    default:
+      return nullptr;
+  }
+}
+
 const char* ProtocolModel::close_step(State& s, Process& p, Pc afterwards) const {
   const auto word = word_of(s);
   switch (p.pc) {
@@ -107,8 +167,9 @@ const char* ProtocolModel::close_step(State& s, Process& p, Pc afterwards) const
       return to_close ? "finds an attempt to close" : "finds nothing to close";
     }
     case Pc::close_scan: {
-      const auto cursor = cursor_of(s.ranks[p.rank]);
-      if (cursor.attempt != p.attempt || cursor.chunk != cursor_finished) {
+      const bool looks_at_updates = options_.updates && !is(Mutation::close_before_all_slices_are_updated);
+      const auto& rank = s.ranks[p.rank];
+      if (!is_reduced(rank, p.attempt) || (looks_at_updates && !is_updated(rank, p.attempt))) {
         go(p, afterwards);
         return "finds a slice that is not finished";
       }

@@ -45,6 +45,14 @@ enum class Pc : std::uint32_t {
   begin_publish,
   end_publish,
   slice_end,
+  // A process updates a slice of parameters: ParameterUpdate::finish_slice().
+  await_reduced,
+  update_begin,
+  update_compute,
+  update_in_flight,
+  copy_first,
+  copy_second,
+  update_end,
   // A process closes the attempt: close_if_over().
   close_look,
   close_scan,
@@ -68,6 +76,7 @@ enum class Pc : std::uint32_t {
   end_abort,
   end_look,
   next_slice,
+  next_update,
   recover,
   done,
 };
@@ -95,6 +104,12 @@ struct Rank {
   std::uint32_t cursor_attempt : 2;
   std::uint32_t cursor_chunk : 2;  ///< 3: the slice is finished.
   std::uint32_t cursor_in_flight : 2;
+  // Of the update: a slice of parameters is one chunk of two halves, with an image and a cursor of its own.
+  std::uint32_t updated : 4;
+  std::uint32_t update_image : 4;
+  std::uint32_t update_attempt : 2;
+  std::uint32_t update_in_flight : 1;
+  std::uint32_t update_finished : 21;
 };
 /// Two states are equal when their bytes are equal.
 struct State {
@@ -114,7 +129,7 @@ struct State {
   std::uint32_t refused_to_open : 8;
 };
 
-static_assert(sizeof(Process) == 4 && sizeof(Rank) == 4 && sizeof(State) == 36);
+static_assert(sizeof(Process) == 4 && sizeof(Rank) == 8 && sizeof(State) == 48);
 
 constexpr std::uint32_t torn = 3;
 
@@ -151,6 +166,7 @@ inline void forget_attempt(State& s, int ranks) {
   for (int rank = 0; rank < ranks; ++rank) {
     s.ranks[rank].copies = with_cell(s.ranks[rank].copies, other, torn) & 15;
     s.ranks[rank].slab = 0;
+    s.ranks[rank].update_image = 15;
   }
   s.counters = with_cell(s.counters, other, torn) & 15;
   s.result = with_cell(s.result, other, torn) & 15;
@@ -167,6 +183,14 @@ inline Cursor cursor_of(const Rank& rank) {
   return decode_cursor(encode(Cursor{.attempt = rank.cursor_attempt,
                                      .chunk = rank.cursor_chunk == 3 ? cursor_finished : rank.cursor_chunk,
                                      .in_flight = rank.cursor_in_flight != 0}));
+}
+
+inline bool is_reduced(const Rank& rank, std::uint32_t attempt) {
+  const auto cursor = cursor_of(rank);
+  return cursor.attempt == attempt && cursor.chunk == cursor_finished;
+}
+inline bool is_updated(const Rank& rank, std::uint32_t attempt) {
+  return rank.update_attempt == attempt && rank.update_finished != 0;
 }
 
 constexpr std::uint32_t number(RunnerState state) { return static_cast<std::uint32_t>(state) & 3; }
