@@ -68,6 +68,10 @@ def capture_groups(quick):
     return [[program("ours", "bench_capture", *quick_flag(quick))]]
 
 
+def update_groups(quick):
+    return [[program("ours", "bench_update", *quick_flag(quick))]]
+
+
 def queue_groups(quick):
     ours = program("ours", "bench_queue", *quick_flag(quick))
     return [[ours, peer("multiprocessing", "mp_queue.py", *quick_flag(quick))]]
@@ -278,6 +282,11 @@ ALL = {
         """Backward of 128 MiB of weights, by their size: with the capture of a runner (a copy into the slab from a
         hook, looking for Inf and NaN), plain (gradients are dropped), and with one copy of all at the end.""",
         3, ["bench_capture"], capture_groups, reports.capture),
+    "update": Benchmark(
+        """What one of two runners does after the commit of an inner step whose update the session makes: reduces half
+        of the gradients, and updates half of the parameters with AdamW. Against the same reduction with torch's
+        fused AdamW. One thread.""",
+        3, ["bench_update"], update_groups, reports.update),
     "queue": Benchmark(
         """Handing 1 KiB to 1 MiB to another process, from the sender's call to the receiver's return. Against
         multiprocessing.Queue (bytes) and torch's (new tensors, and tensors that are in shared memory already).

@@ -255,7 +255,8 @@ Handle::Handle(const std::string& path, const AttachSettings& settings) {
   base::log().info("this host drives the session of the service (pid {}) at '{}', with lease {}",
                    state_->link().manager_pid(), path, state_->link().lease());
   if (!state_->unfinished.empty()) base::log().warn("{}", state_->unfinished);
-  if (state_->overwrites)
+  const auto& counters = session()->counters(session()->word().index);
+  if (state_->overwrites && counters.applied_step != counters.steps)  // What inner steps leave is of no use.
     base::log().warn(
         "an earlier host has left the gradients of step {}, which it {}: the first step overwrites them",
         session()->counters(session()->word().index).steps,

@@ -63,16 +63,29 @@ std::string marker_of(const FaultCase& c) {
   return "";
 }
 
+constexpr session::Update update{.kind = session::Update::Kind::adamw,
+                                 .learning_rate = 1e-3,
+                                 .beta1 = 0.9,
+                                 .beta2 = 0.99,
+                                 .epsilon = 1e-8,
+                                 .weight_decay = 0.1,
+                                 .clip_norm = 1};
+
 std::uint64_t digest_of(const client::Handle& manager) {
   std::uint64_t digest = 0;
   const auto add = [&](std::string_view bytes) {
     digest = digest * 0x9e3779b97f4a7c15ULL + std::hash<std::string_view>{}(bytes);
   };
-  for (const auto& list : {gradients_of(manager), buffers_of(manager)})
+  for (const auto& list : {parameters_of(manager), gradients_of(manager), buffers_of(manager)})
     for (const auto& tensor : list)
       add({reinterpret_cast<const char*>(tensor.bytes.data()), tensor.bytes.size()});
+  const auto& control = manager.view().control();
+  const auto moments = static_cast<std::size_t>(control.moments_used.load());
+  add({reinterpret_cast<const char*>(manager.view().moments()),
+       moments * manager.session()->header().bytes.trained});
   const auto statistics = manager.statistics();
-  add(fmt::format("{} {} {}", statistics.steps, statistics.samples, statistics.elements));
+  add(fmt::format("{} {} {} {}", statistics.steps, statistics.samples, statistics.elements,
+                  manager.updates()));
   return digest;
 }
 
@@ -210,7 +223,8 @@ double CaseRun::timeout_s() const {
 
 StepSeen CaseRun::step(client::Handle& manager, double timeout_s) {
   const auto begin = base::now_ns();
-  const auto result = manager.step({.timeout_s = timeout_s, .accumulate = case_.place.accumulate});
+  const StepOptions options{.timeout_s = timeout_s, .accumulate = case_.place.accumulate};
+  const auto result = case_.place.updates ? manager.step(options, update) : manager.step(options);
   EXPECT_LT(double(base::now_ns() - begin) / 1e9, timeout_s + recovery_s);
   if (result.status == StepStatus::manager_lost && ended_.empty())
     for (const auto& cause : result.causes) ended_.push_back("manager: " + cause.exit);

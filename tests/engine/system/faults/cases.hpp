@@ -31,6 +31,7 @@ struct Place {
   base::FaultPhase phase = base::FaultPhase::init;
   int rank = 1;  ///< The rank that is struck, or faults::manager_rank.
   bool accumulate = true;
+  bool updates = false;  ///< The steps are inner steps.
   Order order = Order::any;
 };
 

@@ -1,0 +1,110 @@
+// Inner steps on a service: a host that dies leaves a whole step, optimizer included, and the next one goes
+// on.
+#include <gtest/gtest.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "accelmgr/observer.hpp"
+#include "base/clock.hpp"
+#include "service_process.hpp"
+#include "support.hpp"
+
+namespace accelmgr::test {
+namespace {
+
+const OptimizerConfig adamw{.weight_decay = 0.1, .clip_norm = 0.5};
+
+struct Trained {
+  std::vector<at::Tensor> parameters, state;
+  explicit Trained(Manager& manager)
+      : parameters(copies(manager.parameters())), state(copies(manager.optimizer_state())) {}
+  bool operator==(const Trained& other) const {
+    return same_bits(parameters, other.parameters) && same_bits(state, other.state);
+  }
+};
+
+Trained train(Manager& manager, std::uint64_t steps) {
+  while (manager.statistics().steps < steps) expect_ok(manager, {.optimizer = &adamw});
+  return Trained(manager);
+}
+
+Trained undisturbed(std::uint64_t steps) {
+  const ServiceProcess service;
+  auto manager = Manager::attach(service.socket());
+  return train(manager, steps);
+}
+
+/// A host in a process of its own, which is killed as soon as `until` is true.
+void die_as_host(const ServiceProcess& service, const std::function<bool(const Statistics&)>& until) {
+  const auto observer = Observer::attach(service.socket());
+  const auto host = fork();
+  if (host == 0) {
+    auto manager = Manager::attach(service.socket());
+    for (;;) manager.step({.optimizer = &adamw});
+  }
+  const auto deadline = soon();
+  while (!until(observer.statistics()) && !deadline.passed()) sched_yield();
+  kill(host, SIGKILL);
+  int status = 0;
+  ASSERT_EQ(waitpid(host, &status, 0), host);
+  ASSERT_TRUE(WIFSIGNALED(status));
+}
+
+TEST(InnerStepsOnAService, GoOnWithTheNextHost) {
+  const auto expected = undisturbed(6);
+  const ServiceProcess service;
+  {
+    auto manager = Manager::attach(service.socket());
+    train(manager, 4);
+  }
+  auto manager = Manager::attach(service.socket());
+  EXPECT_EQ(manager.left_gradients(), LeftGradients::applied);
+  EXPECT_EQ(manager.unfinished(), "");
+  EXPECT_EQ(manager.updates(), 4);
+  EXPECT_TRUE(train(manager, 6) == expected);
+}
+
+TEST(InnerStepsOnAService, CountInFullWhenTheirHostIsKilled) {
+  const ServiceProcess service;
+  die_as_host(service, [](const Statistics& seen) { return seen.steps >= 5; });
+  auto manager = Manager::attach(service.socket(), {.timeout_s = 60});
+  const auto steps = manager.statistics().steps;
+  EXPECT_EQ(manager.unfinished(), "");
+  EXPECT_EQ(manager.updates(), static_cast<std::int64_t>(steps));
+  EXPECT_TRUE(Trained(manager) == undisturbed(steps));
+  EXPECT_TRUE(train(manager, steps + 3) == undisturbed(steps + 3));
+}
+
+// Rank 1 stands in its update when the host is killed, and is killed by the watchdog.
+TEST(InnerStepsOnAService, CountInFullWhenHostAndRunnerAreKilledInAnUpdate) {
+  const ServiceProcess service("rank=1 step=3 generation=1 phase=update_in_flight fault=hang");
+  die_as_host(service,
+              [](const Statistics& seen) { return seen.runners.at(1).phase == "update" && seen.steps == 2; });
+  auto manager = Manager::attach(service.socket(), {.timeout_s = 60});
+  EXPECT_EQ(manager.updates(), 3);
+  EXPECT_TRUE(train(manager, 6) == undisturbed(6));
+}
+
+TEST(InnerStepsOnAService, AreSeenWholeByObservers) {
+  const ServiceProcess service;
+  const auto observer = Observer::attach(service.socket());
+  std::vector<at::Tensor> seen;
+  std::uint64_t step = 0;
+  die_as_host(service, [&](const Statistics& statistics) {
+    if (statistics.steps < 2) return false;
+    try {
+      const auto copy = observer.parameters(60);
+      step = copy.step;
+      seen = copies(copy.tensors);
+      return true;
+    } catch (const SessionError&) {
+      return false;
+    }
+  });
+  EXPECT_TRUE(same_bits(seen, undisturbed(step).parameters));
+}
+
+}  // namespace
+}  // namespace accelmgr::test
