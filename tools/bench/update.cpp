@@ -29,6 +29,9 @@ using namespace accelmgr;
 constexpr int ranks = 2;
 constexpr std::uint64_t tensors = 16;
 
+constexpr session::UpdateGroup adamw{
+    .learning_rate = 1e-3, .weight_decay = 0.1, .beta1 = 0.9, .beta2 = 0.99, .epsilon = 1e-8};
+
 double ms_since(std::int64_t begin_ns) { return double(base::now_ns() - begin_ns) / 1e6; }
 
 session::Manifest manifest_of(std::uint64_t parameters) {
@@ -102,17 +105,12 @@ class Contest {
  private:
   template <class Work>
   double after_commit(session::Applies applies, double clip_norm, Work work) {
-    const auto attempt = session::open_attempt(session_, {.participants = session::all_ranks(ranks),
-                                                          .shares = session::even_shares(1),
-                                                          .batch_size = 1,
-                                                          .applies = applies,
-                                                          .update = {.number = 3,
-                                                                     .learning_rate = 1e-3,
-                                                                     .beta1 = 0.9,
-                                                                     .beta2 = 0.99,
-                                                                     .epsilon = 1e-8,
-                                                                     .weight_decay = 0.1,
-                                                                     .clip_norm = clip_norm}});
+    const auto attempt =
+        session::open_attempt(session_, {.participants = session::all_ranks(ranks),
+                                         .shares = session::even_shares(1),
+                                         .batch_size = 1,
+                                         .applies = applies,
+                                         .update = {.clip_norm = clip_norm, .groups = {adamw}}});
     for (int rank = 0; rank < ranks; ++rank) {
       for (auto& tag : session_.tags(rank)) tag.store(attempt);
       reduction_.reset_cursor(rank, attempt);

@@ -320,31 +320,27 @@ StepResult Handle::make_step(const StepOptions& options, StepKind kind, const se
   }
 }
 
-StepResult Handle::step(const StepOptions& options, session::Update update) {
-  if (const auto held = update.moments(); view().control().moments_used.load() != held || updates() == 0)
-    clear_moments(held);
-  update.number = updates() + 1;
+StepResult Handle::step(const StepOptions& options, const session::Update& update) {
+  if (view().control().moments_used.load() != update.moments()) clear_moments(update.moments());
   const auto& control = view().control();
-  const auto added =
-      options.accumulate && !state_->overwrites
-          ? state_->steps() - std::max(session::applied_step(*session()), control.zeroed_step.load())
-          : 0;
+  const auto applied = std::max(session::applied_step(*session()), control.zeroed_step.load());
+  const auto added = options.accumulate && !state_->overwrites ? state_->steps() - applied : 0;
   return make_step(options, StepKind::outer, double(added + 1) < update.divisor ? nullptr : &update);
 }
 
-std::uint64_t Handle::updates() const noexcept {
-  return session()->counters(session()->word().index).updates + view().control().updates_before.load();
+std::uint64_t Handle::updates(std::size_t parameter) const noexcept {
+  return view().updated()[parameter].updates_before + session()->updates(session()->word().index)[parameter];
 }
 
-void Handle::set_updates(std::uint64_t updates) noexcept {
-  const auto made = session()->counters(session()->word().index).updates;
-  view().control().updates_before.store(updates - made);
+void Handle::set_update(std::size_t parameter, std::uint64_t group, std::uint64_t updates) noexcept {
+  const std::uint64_t made = session()->updates(session()->word().index)[parameter];
+  view().updated()[parameter] = {.group = group, .updates_before = updates - made};
 }
 
 void Handle::clear_moments(session::Moments moments) {
   const State::Use use(*state_, "step");
   state_->check_open("step");
-  if (!session()->word().closed) throw UsageError("the optimizer was set during a step");
+  if (!session()->word().closed) throw UsageError("the state of the optimizer was set during a step");
   for (const auto& tensor : manifest().tensors)
     if (tensor.shares >= 0 && tensor.group != session::Group::frozen)
       throw UsageError(
@@ -365,8 +361,8 @@ void Handle::clear_moments(session::Moments moments) {
     control.moments_allocated.store(moments);
   }
   session::best_kernels().zero(view().moments(), bytes_of(moments));
+  for (std::size_t i = 0; i < manifest().tensors.size(); ++i) set_update(i, view().updated()[i].group, 0);
   control.moments_used.store(moments);
-  set_updates(0);
 }
 
 void Handle::zero_grad() {

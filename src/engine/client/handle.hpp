@@ -73,15 +73,17 @@ class Handle {
 
   StepResult step(const StepOptions& options = {}, StepKind kind = StepKind::outer);
   /// A step whose update the session makes, if it is the last of the `divisor` steps whose gradients are
-  /// added; `number` is set here. Blocks and throws as step() does. Throws SessionError if there is too
-  /// little memory for the moments, UsageError if parameters share memory.
-  StepResult step(const StepOptions& options, session::Update update);
-  /// How many updates the optimizer of the session has made.
-  std::uint64_t updates() const noexcept;
-  /// Makes room for moments, which lie in HostView::moments() as zeros, and no update was made with them.
-  /// Throws SessionError, UsageError (during a step).
+  /// added. Blocks and throws as step() does, and as clear_moments(), which it calls for another kind of
+  /// optimizer. See set_update().
+  StepResult step(const StepOptions& options, const session::Update& update);
+  /// How many updates a parameter has had, by its number in the manifest.
+  std::uint64_t updates(std::size_t parameter) const noexcept;
+  /// Of a parameter, while no attempt is open: its group in Update, and how many updates its moments have
+  /// had.
+  void set_update(std::size_t parameter, std::uint64_t group, std::uint64_t updates) noexcept;
+  /// Makes room for moments, which lie in HostView::moments() as zeros; no parameter has had an update then.
+  /// Throws SessionError, UsageError (during a step; trained parameters share memory).
   void clear_moments(session::Moments moments);
-  void set_updates(std::uint64_t updates) noexcept;
   void zero_grad();
   /// Between two steps, Replica::call() of the rank, which finds itself what is to be called. Blocks for at
   /// most `step_timeout`. Throws RunnerError when a runner is lost meanwhile, SessionError after the timeout.

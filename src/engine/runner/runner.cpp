@@ -305,7 +305,8 @@ void Runner::apply() {
   }
   std::vector<const std::byte*> mean(keeps_gradients() ? 0 : manifest_.tensors.size());
   for (std::size_t i = 0; i < mean.size(); ++i)
-    if (reduction_.has_gradient(i, attempt_)) mean[i] = session_.gradients() + manifest_.tensors[i].gradient;
+    if (session::gave_gradient(session_, i, attempt_))
+      mean[i] = session_.gradients() + manifest_.tensors[i].gradient;
   const auto& request = session_.control().request;
   const auto scale = session::gradient_scale(request, session::tally(session_, request));
   record_.grad_norm.store(replica_->apply(mean, scale));

@@ -93,6 +93,20 @@ bool is_done(const Session& session, std::uint64_t attempt) noexcept {
                                              });
 }
 
+bool gave_gradient(const Session& session, std::size_t tensor, std::uint64_t attempt) noexcept {
+  const RankMask participants = session.control().request.participants;
+  for (int rank = 0; rank < session.ranks(); ++rank)
+    if ((participants >> rank & 1) != 0 &&
+        session.tags(rank)[tensor].load(std::memory_order_relaxed) == attempt)
+      return true;
+  return false;
+}
+
+bool updates_tensor(const Session& session, std::size_t tensor, std::uint64_t attempt) noexcept {
+  if (session.updated()[tensor].group == no_update_group) return false;
+  return session.control().request.update.leaves_absent == 0 || gave_gradient(session, tensor, attempt);
+}
+
 std::uint64_t applied_step(const Session& session) noexcept {
   const std::uint64_t in_session = session.counters(session.word().index).applied_step;
   return std::max(in_session, session.control().applied_step.load());

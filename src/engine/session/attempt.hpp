@@ -37,6 +37,12 @@ bool updates_parameters(const Session& session) noexcept;
 /// Whether there is nothing left to do for a committed attempt: all slices are reduced, and updated.
 bool is_done(const Session& session, std::uint64_t attempt) noexcept;
 
+/// Whether a participant of the last attempt, which is committed, has a gradient of the tensor.
+bool gave_gradient(const Session& session, std::size_t tensor, std::uint64_t attempt) noexcept;
+
+/// Whether the last attempt, which is committed, updates the tensor.
+bool updates_tensor(const Session& session, std::size_t tensor, std::uint64_t attempt) noexcept;
+
 /// The last step whose gradients were applied, or of which a host has begun to apply them.
 std::uint64_t applied_step(const Session& session) noexcept;
 

@@ -71,7 +71,9 @@ void plan_layout(const Extent& extent, Header& header) {
   header.manifest_bytes = extent.manifest_bytes;
   header.manifest = region(extent.manifest_bytes, 4096);
   header.unfrozen = region(extent.tensors * sizeof(std::uint32_t), region_alignment);
+  header.updated = region(extent.tensors * sizeof(UpdatedTensor), region_alignment);
   header.copy_bytes = align_up(sizeof(Counters), region_alignment) +
+                      align_up(extent.tensors * sizeof(Count), region_alignment) +
                       ranks * (generator_bytes + header.buffer_bytes) + header.buffer_bytes;
   header.copies = region(2 * header.copy_bytes, region_alignment);
   header.undo = region(ranks * max_parts * image_bytes, 4096);

@@ -4,9 +4,9 @@
 //   session memfd (offsets in Header, regions 64-byte aligned, the big ones 2 MiB)
 //   +--------+---------+------------+----------+-----------+---------+----------+----------------+------+--------+------------+------------+-----------+---------+
 //   | Header | Control | RankRecord | Sharding | Incident  | Step    | manifest | state copies   | undo | queues | SpanRing   | parameters | gradients | moments |
-//   |        |         | [24]       |          | [4]       | History | unfrozen | x2             |      |        | [ranks + 4]| (snapshot) |    (room) | (x2)    |
+//   |        |         | [24]       |          | [4]       | History | unfrozen,| x2             |      |        | [ranks + 4]| (snapshot) |    (room) | (x2)    |
 //   +--------+---------+------------+----------+-----------+---------+----------+----------------+------+--------+------------+------------+-----------+---------+
-//                                                                    per copy: Counters, per rank: generator, buffers; result buffers
+//                                                                    per copy: Counters, updates of each tensor, per rank: generator, buffers; result buffers
 //   slab memfd, one per rank, allocated when the rank is first wanted
 //   +---------------+-----------------------------+
 //   | tag[tensors]  | gradients            (room) |
@@ -52,6 +52,7 @@ constexpr std::uint64_t max_step_records = 256;  ///< It holds those of the last
 constexpr std::uint64_t max_spans = 2047;        ///< It holds the last so many of each thread.
 constexpr int max_scalars = 16;
 constexpr std::size_t scalar_name_bytes = 48;
+constexpr std::size_t max_update_groups = 16;
 constexpr std::size_t team_id_bytes = 128;  ///< NCCL's ids have so many.
 
 /// As what gradients are stored and added. A complex number is two of them.
@@ -94,8 +95,8 @@ struct Header {
   std::uint64_t slab_bytes;        ///< Size of each slab memfd, with the room.
   std::uint64_t slab_data_offset;  ///< Offset of the gradients in a slab memfd.
   // Offsets of the regions, and sizes of some.
-  std::uint64_t control, records, sharding, incidents, history, manifest, manifest_bytes, unfrozen, copies,
-      copy_bytes, undo, queues, queue_bytes, spans, parameters, snapshot, gradients, moments;
+  std::uint64_t control, records, sharding, incidents, history, manifest, manifest_bytes, unfrozen, updated,
+      copies, copy_bytes, undo, queues, queue_bytes, spans, parameters, snapshot, gradients, moments;
 };
 
 /// Why a runner refuses an attempt.
@@ -193,24 +194,39 @@ enum class Applies : std::uint32_t {
 /// The state of an optimizer: how many moments of each parameter the session holds.
 enum class Moments : std::uint32_t { none, first, both };
 
-/// The update of an attempt whose gradients the session applies. As torch.optim has it.
+/// The numbers of a group of an optimizer, as torch.optim has them.
+struct UpdateGroup {
+  double learning_rate = 0;
+  double weight_decay = 0;
+  double momentum = 0;                       ///< sgd
+  double beta1 = 0, beta2 = 0, epsilon = 0;  ///< adam, adamw
+  std::uint64_t nesterov = 0;                ///< sgd
+};
+
+/// The update of an attempt whose gradients the session applies.
 struct Update {
   enum class Kind : std::uint32_t { sgd, adam, adamw };
   Kind kind = Kind::adamw;
-  std::uint32_t nesterov = 0;
-  std::uint64_t number = 1;  ///< How many updates this optimizer has made, with this one.
-  double learning_rate = 0;
-  double momentum = 0;                       ///< sgd
-  double beta1 = 0, beta2 = 0, epsilon = 0;  ///< adam, adamw
-  double weight_decay = 0;                   ///< Of parameters of Group::decay.
-  double clip_norm = 0;                      ///< 0: no clipping.
-  double divisor = 1;                        ///< Of the gradients, before clipping.
+  /// 1: a parameter without a gradient in this attempt is left alone. 0: its gradient is zero.
+  std::uint32_t leaves_absent = 0;
+  double clip_norm = 0;  ///< 0: no clipping.
+  double divisor = 1;    ///< Of the gradients, before clipping.
+  UpdateGroup groups[max_update_groups]{};
 
   Moments moments() const noexcept {
     if (kind != Kind::sgd) return Moments::both;
-    return momentum != 0 ? Moments::first : Moments::none;
+    for (const auto& group : groups)
+      if (group.momentum != 0) return Moments::first;
+    return Moments::none;
   }
 };
+
+/// What an update knows of a parameter. Written by the host.
+struct UpdatedTensor {
+  std::uint64_t group;           ///< no_update_group: it is not updated.
+  std::uint64_t updates_before;  ///< Updates that it had before the first in this session, modulo 2^64.
+};
+constexpr std::uint64_t no_update_group = ~std::uint64_t{0};
 
 /// The host's request for an attempt. The host writes it while the step word is closed.
 struct Request {
@@ -269,9 +285,6 @@ struct HostControl {
   std::atomic<std::uint64_t> unfrozen_bytes, unfrozen_slab_bytes;
   /// The moments that have memory, and those that the last optimizer has used.
   std::atomic<Moments> moments_allocated, moments_used;
-  /// How many updates the optimizer had made beside Counters::updates, modulo 2^64: before it was loaded, or
-  /// before another one began.
-  std::atomic<std::uint64_t> updates_before;
   alignas(64) Assignment assignment;       ///< To which ranks the loader should assign.
   std::atomic<std::uint64_t> assignments;  ///< Advanced after `assignment` has changed. It may change again
                                            ///< when the loader has followed (Sharding::follows).
@@ -429,8 +442,7 @@ struct Counters {
   Count skips;         ///< Attempts whose batches were consumed without a step.
   Count elements;      ///< Data cursor: committed attempts consumed the source's first `elements`.
   Count participants;  ///< RankMask of the last committed attempt.
-  Count updates;       ///< How many committed attempts have updated the parameters.
-  Count applied_step;  ///< The last step of these.
+  Count applied_step;  ///< The last step whose attempt has updated the parameters.
   LossScale loss_scale;
   /// At most so large are the gradients that steps have written into the master (SumRange::master). What the
   /// host writes there is not looked at.

@@ -14,26 +14,25 @@ constexpr double clip_epsilon = 1e-6;  // As in torch's clip_grad_norm_().
 
 std::uint64_t chunk_elements(Element type) noexcept { return chunk_bytes / bytes_of(type); }
 
-SgdFactors sgd_factors(const Update& update, double scale, bool decays) noexcept {
+SgdFactors sgd_factors(const UpdateGroup& group, double scale) noexcept {
   return {.gradient = scale,
-          .decay = decays ? update.weight_decay : 0,
-          .momentum = update.momentum,
-          .step = update.learning_rate,
-          .nesterov = update.nesterov != 0};
+          .decay = group.weight_decay,
+          .momentum = group.momentum,
+          .step = group.learning_rate,
+          .nesterov = group.nesterov != 0};
 }
 
-AdamFactors adam_factors(const Update& update, double scale, bool decays) noexcept {
-  const double decay = decays ? update.weight_decay : 0;
-  const bool decoupled = update.kind == Update::Kind::adamw;
-  const auto number = double(update.number);
+/// number: of the update, from 1.
+AdamFactors adam_factors(const UpdateGroup& group, double scale, bool decoupled,
+                         std::uint64_t number) noexcept {
   return {.gradient = scale,
-          .decay = decoupled ? 0 : decay,
-          .shrink = decoupled ? 1 - update.learning_rate * decay : 1,
-          .first = 1 - update.beta1,
-          .beta2 = update.beta2,
-          .step = update.learning_rate / (1 - std::pow(update.beta1, number)),
-          .correction = std::sqrt(1 - std::pow(update.beta2, number)),
-          .epsilon = update.epsilon};
+          .decay = decoupled ? 0 : group.weight_decay,
+          .shrink = decoupled ? 1 - group.learning_rate * group.weight_decay : 1,
+          .first = 1 - group.beta1,
+          .beta2 = group.beta2,
+          .step = group.learning_rate / (1 - std::pow(group.beta1, double(number))),
+          .correction = std::sqrt(1 - std::pow(group.beta2, double(number))),
+          .epsilon = group.epsilon};
 }
 
 double squares_of(const Session& session) noexcept {
@@ -53,15 +52,16 @@ double gradient_norm(const Session& session) noexcept {
 
 ParameterUpdate::ParameterUpdate(const View& view, const Manifest& manifest)
     : session_(view.memory_), parameters_(session_->parameters()) {
-  for (const auto& tensor : manifest.tensors) {
+  for (std::size_t i = 0; i < manifest.tensors.size(); ++i) {
+    const auto& tensor = manifest.tensors[i];
     if (tensor.group == Group::frozen || tensor.count == 0) continue;
-    places_.push_back({.chunk = 0,
+    places_.push_back({.tensor = i,
+                       .chunk = 0,
                        .parameter = manifest.values_of(tensor),
                        .gradient = tensor.gradient,
                        .elements = tensor.elements(),
                        .type = *element_of(tensor.dtype),
-                       .gradient_type = tensor.types.master,
-                       .decays = tensor.group == Group::decay});
+                       .gradient_type = tensor.types.master});
   }
   std::ranges::sort(places_, {}, &Place::parameter);
   for (auto& place : places_) {
@@ -79,6 +79,26 @@ ParameterUpdate::Part ParameterUpdate::part_of(int rank, const ChunkRange& slice
           .image = session_->undo(rank, index)};
 }
 
+ParameterUpdate::Numbers ParameterUpdate::numbers_of(const Place& place, std::uint64_t attempt,
+                                                     double scale) const noexcept {
+  Numbers numbers{};
+  numbers.updates = updates_tensor(*session_, place.tensor, attempt);
+  if (!numbers.updates) return numbers;
+  const auto& update = session_->control().request.update;
+  const auto& tensor = std::as_const(*session_).updated()[place.tensor];
+  const auto& group = update.groups[tensor.group % max_update_groups];
+  if (update.kind == Update::Kind::sgd) {
+    numbers.sgd = sgd_factors(group, scale);
+    numbers.moments = group.momentum != 0 ? Moments::first : Moments::none;
+    return numbers;
+  }
+  // The counters of the attempt were written when the first slice was reduced.
+  const auto made = session_->updates(session_->word().index ^ 1)[place.tensor];
+  numbers.adam = adam_factors(group, scale, update.kind == Update::Kind::adamw, tensor.updates_before + made);
+  numbers.moments = Moments::both;
+  return numbers;
+}
+
 void ParameterUpdate::compute(const Numbers& numbers, const Place& place, std::uint64_t element,
                               std::uint64_t count, std::byte* image) const noexcept {
   const auto at = place.parameter + element * bytes_of(place.type);
@@ -92,48 +112,48 @@ void ParameterUpdate::compute(const Numbers& numbers, const Place& place, std::u
       .new_first = image + chunk_bytes,
       .new_second = image + 2 * chunk_bytes,
       .count = count};
-  const auto& update = numbers.update;
-  if (update.kind == Update::Kind::sgd)
-    best_kernels().sgd(arrays, sgd_factors(update, numbers.scale, place.decays), place.type,
-                       place.gradient_type);
+  if (numbers.moments == Moments::both)
+    best_kernels().adam(arrays, numbers.adam, place.type, place.gradient_type);
   else
-    best_kernels().adam(arrays, adam_factors(update, numbers.scale, place.decays), place.type,
-                        place.gradient_type);
+    best_kernels().sgd(arrays, numbers.sgd, place.type, place.gradient_type);
 }
 
-void ParameterUpdate::copy(const Numbers& numbers, const Place& place, std::uint64_t element,
-                           std::uint64_t count, const std::byte* image) const noexcept {
+void ParameterUpdate::copy(Moments moments, const Place& place, std::uint64_t element, std::uint64_t count,
+                           const std::byte* image) const noexcept {
   const auto at = place.parameter + element * bytes_of(place.type);
   const auto bytes = count * bytes_of(place.type);
-  auto* moments = session_->moments() + at;
-  const auto held = numbers.update.moments();
+  auto* first = session_->moments() + at;
   std::memcpy(parameters_ + at, image, bytes);
-  if (held != Moments::none) std::memcpy(moments, image + chunk_bytes, bytes);
-  if (held == Moments::both)
-    std::memcpy(moments + session_->header().bytes.trained, image + 2 * chunk_bytes, bytes);
+  if (moments != Moments::none) std::memcpy(first, image + chunk_bytes, bytes);
+  if (moments == Moments::both)
+    std::memcpy(first + session_->header().bytes.trained, image + 2 * chunk_bytes, bytes);
 }
 
-void ParameterUpdate::finish_part(std::uint64_t attempt, const Numbers& numbers,
-                                  const Part& part) const noexcept {
+void ParameterUpdate::finish_part(std::uint64_t attempt, double scale, const Part& part) const noexcept {
   auto cursor = decode_cursor(part.cursor.load());
   if (cursor.attempt != attempt) cursor = {.attempt = attempt};
-  auto chunk = part.chunks.begin + cursor.chunk;
-  if (chunk >= part.chunks.end) return;
+  const auto begin = part.chunks.begin, end = part.chunks.end;
+  auto chunk = begin + cursor.chunk;
+  if (chunk >= end) return;
   auto place = std::ranges::upper_bound(places_, chunk, {}, &Place::chunk) - 1;
-  for (; chunk < part.chunks.end; ++chunk) {
-    if (place + 1 != places_.end() && chunk == (place + 1)->chunk) ++place;
+  for (; chunk < end; ++place) {
+    const auto numbers = numbers_of(*place, attempt, scale);
     const auto each = chunk_elements(place->type);
-    const auto element = (chunk - place->chunk) * each;
-    const auto count = std::min(each, place->elements - element);
-    if (!std::exchange(cursor.in_flight, false)) {
-      compute(numbers, *place, element, count, part.image);
-      base::fault_point(base::FaultPhase::update_saved);
-      move_cursor(part.cursor, {attempt, chunk - part.chunks.begin, true});
+    const auto last = std::min(end, place->chunk + (place->elements + each - 1) / each);
+    for (; chunk < last; ++chunk) {
+      const auto element = (chunk - place->chunk) * each;
+      const auto count = std::min(each, place->elements - element);
+      if (!numbers.updates) continue;
+      if (!std::exchange(cursor.in_flight, false)) {
+        compute(numbers, *place, element, count, part.image);
+        base::fault_point(base::FaultPhase::update_saved);
+        move_cursor(part.cursor, {attempt, chunk - begin, true});
+      }
+      base::fault_point(base::FaultPhase::update_in_flight);
+      copy(numbers.moments, *place, element, count, part.image);
+      base::fault_point(base::FaultPhase::updated);
+      move_cursor(part.cursor, {attempt, chunk + 1 - begin, false});
     }
-    base::fault_point(base::FaultPhase::update_in_flight);
-    copy(numbers, *place, element, count, part.image);
-    base::fault_point(base::FaultPhase::updated);
-    move_cursor(part.cursor, {attempt, chunk + 1 - part.chunks.begin, false});
   }
 }
 
@@ -142,15 +162,14 @@ void ParameterUpdate::finish_slice(int rank, std::uint64_t attempt, base::Helper
   const auto cursor = decode_cursor(last.load());
   if (cursor.attempt == attempt && cursor.chunk == cursor_finished) return;
   const auto& request = session_->control().request;
-  Numbers numbers{.update = request.update, .scale = 1 / request.update.divisor};
+  double scale = 1 / request.update.divisor;
   if (request.update.clip_norm > 0) {
     const double excess = (gradient_norm(*session_) + clip_epsilon) / request.update.clip_norm;
-    if (!(excess <= 1))
-      numbers.scale /= excess;  // Also for NaN, which must reach the parameters as in torch.
+    if (!(excess <= 1)) scale /= excess;  // Also for NaN, which must reach the parameters as in torch.
   }
   const auto slice = slice_of_rank(rank, request.participants, chunks_);
   const int parts = parts_in(slice);
-  const auto finish = [&](int part) { finish_part(attempt, numbers, part_of(rank, slice, part, parts)); };
+  const auto finish = [&](int part) { finish_part(attempt, scale, part_of(rank, slice, part, parts)); };
   if (helpers != nullptr && parts >= helped_from_parts)
     helpers->for_each(parts, finish);
   else

@@ -43,16 +43,18 @@ class ParameterUpdate {
  private:
   /// A parameter. Places are in bytes from the beginning of a region.
   struct Place {
+    std::size_t tensor;                 ///< Its number in the manifest.
     std::uint64_t chunk;                ///< The number of its first chunk.
     std::uint64_t parameter, gradient;  ///< A moment lies where the parameter does, in another region.
     std::uint64_t elements;
     Element type, gradient_type;
-    bool decays;
   };
-  /// What is the same for all chunks of an attempt.
+  /// What is the same for all chunks of a parameter.
   struct Numbers {
-    Update update;
-    double scale;  ///< Of the gradients.
+    bool updates;
+    Moments moments;
+    SgdFactors sgd;
+    AdamFactors adam;
   };
   /// A part of a slice, which one thread updates.
   struct Part {
@@ -61,10 +63,12 @@ class ParameterUpdate {
     std::byte* image;
   };
   Part part_of(int rank, const ChunkRange& slice, int index, int parts) const noexcept;
-  void finish_part(std::uint64_t attempt, const Numbers& numbers, const Part& part) const noexcept;
+  /// scale: of the gradients.
+  void finish_part(std::uint64_t attempt, double scale, const Part& part) const noexcept;
+  Numbers numbers_of(const Place& place, std::uint64_t attempt, double scale) const noexcept;
   void compute(const Numbers& numbers, const Place& place, std::uint64_t element, std::uint64_t count,
                std::byte* image) const noexcept;
-  void copy(const Numbers& numbers, const Place& place, std::uint64_t element, std::uint64_t count,
+  void copy(Moments moments, const Place& place, std::uint64_t element, std::uint64_t count,
             const std::byte* image) const noexcept;
 
   Session* session_;

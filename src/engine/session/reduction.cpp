@@ -68,15 +68,6 @@ Reduction::Reduction(const View& view, const Manifest& manifest)
   }
 }
 
-bool Reduction::has_gradient(std::size_t tensor, std::uint64_t attempt) const noexcept {
-  const RankMask participants = session_->control().request.participants;
-  for (int rank = 0; rank < session_->ranks(); ++rank)
-    if ((participants >> rank & 1) != 0 &&
-        session_->tags(rank)[tensor].load(std::memory_order_relaxed) == attempt)
-      return true;
-  return false;
-}
-
 void Reduction::reset_cursor(int rank, std::uint64_t attempt) const noexcept {
   session_->record(rank).cursor.store(encode(Cursor{.attempt = attempt}));
 }
@@ -238,7 +229,7 @@ double Reduction::squares_of(const Slice& slice) const noexcept {
   return sum;
 }
 
-void Reduction::publish_counters(const Request& request) const noexcept {
+void Reduction::publish_counters(const Request& request, std::uint64_t attempt) const noexcept {
   const auto valid = session_->word().index;
   const auto& before = session_->counters(valid);
   auto& after = session_->counters(valid ^ 1);
@@ -251,7 +242,10 @@ void Reduction::publish_counters(const Request& request) const noexcept {
   after.last_elements = repeats ? before.last_elements : request.skip != 0 ? 0 : total.elements;
   after.participants = request.participants;
   const bool updates = updates_parameters(*session_);
-  after.updates = before.updates + (updates ? 1 : 0);
+  const auto updates_before = std::as_const(*session_).updates(valid);
+  const auto updates_after = session_->updates(valid ^ 1);
+  for (std::size_t i = 0; i < updates_after.size(); ++i)
+    updates_after[i] = updates_before[i] + (updates && updates_tensor(*session_, i, attempt) ? 1 : 0);
   after.applied_step = updates ? std::uint64_t{after.steps} : std::uint64_t{before.applied_step};
   after.gradient_range = gradient_range_after(*session_, request, total);
   after.loss_scale = request.skip != 0 || total.nonfinite ? before.loss_scale : request.next_loss_scale;
@@ -413,7 +407,7 @@ void Reduction::finish_slice(int rank, std::uint64_t attempt, base::Helpers* hel
     record.squares.store(squares_of(slice_of(rank, attempt)));
   base::fault_point(base::FaultPhase::publish);
   if (position_of(rank, request.participants) == 0) {
-    publish_counters(request);
+    publish_counters(request, attempt);
     publish_buffers(request);
   }
   base::fault_point(base::FaultPhase::published);

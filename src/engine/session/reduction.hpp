@@ -79,9 +79,6 @@ class Reduction {
   /// committed. Its participants must have written their slabs and ballots. Passes over all of them.
   std::vector<std::size_t> nonfinite_sums(std::uint64_t attempt) const;
 
-  /// Whether a participant of `attempt`, which is committed, has a gradient of the tensor.
-  bool has_gradient(std::size_t tensor, std::uint64_t attempt) const noexcept;
-
  private:
   /// Teams among the participants whose slabs hold shards.
   struct Teams {
@@ -155,7 +152,7 @@ class Reduction {
   void overwrite(const Slice& slice, const Part& part, std::uint64_t chunks_done) const noexcept;
   void accumulate(const Slice& slice, const Part& part, Cursor from) const noexcept;
   double squares_of(const Slice& slice) const noexcept;
-  void publish_counters(const Request& request) const noexcept;
+  void publish_counters(const Request& request, std::uint64_t attempt) const noexcept;
   void publish_buffers(const Request& request) const noexcept;
 
   Session* session_;             ///< Not a view: a process may finish the slice of any rank.

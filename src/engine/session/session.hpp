@@ -119,6 +119,21 @@ class Session {
     return {at<std::atomic<std::uint32_t>>(header_->unfrozen), header_->tensors};
   }
 
+  /// Of each tensor. The host writes it while no attempt is open.
+  std::span<const UpdatedTensor> updated() const noexcept {
+    return {at<UpdatedTensor>(header_->updated), header_->tensors};
+  }
+  std::span<UpdatedTensor> updated() noexcept {
+    return {at<UpdatedTensor>(header_->updated), header_->tensors};
+  }
+  /// How many committed attempts have updated each tensor.
+  std::span<const Count> updates(std::uint32_t index) const noexcept {
+    return {at<Count>(updates_at(index)), header_->tensors};
+  }
+  std::span<Count> updates(std::uint32_t index) noexcept {
+    return {at<Count>(updates_at(index)), header_->tensors};
+  }
+
   const Counters& counters(std::uint32_t index) const noexcept { return *at<Counters>(copy(index)); }
   Counters& counters(std::uint32_t index) noexcept { return *at<Counters>(copy(index)); }
   const std::byte* generator(std::uint32_t index, int rank) const noexcept {
@@ -180,8 +195,12 @@ class Session {
   std::uint64_t copy(std::uint32_t index) const noexcept {
     return header_->copies + index * header_->copy_bytes;
   }
+  std::uint64_t updates_at(std::uint32_t index) const noexcept {
+    return copy(index) + align_up(sizeof(Counters), region_alignment);
+  }
   std::uint64_t generator_at(std::uint32_t index, int rank) const noexcept {
-    return copy(index) + align_up(sizeof(Counters), region_alignment) + std::size_t(rank) * generator_bytes;
+    return updates_at(index) + align_up(header_->tensors * sizeof(Count), region_alignment) +
+           std::size_t(rank) * generator_bytes;
   }
   std::uint64_t buffers_at(std::uint32_t index, int rank) const noexcept {
     return generator_at(index, ranks()) + std::size_t(rank) * header_->buffer_bytes;

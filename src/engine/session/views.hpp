@@ -61,6 +61,7 @@ class HostView : public View {
   /// The first moments of the parameters that are trained, then the second ones.
   std::byte* moments() const noexcept { return memory().moments(); }
   std::span<std::atomic<std::uint32_t>> unfrozen() const noexcept { return memory().unfrozen(); }
+  std::span<UpdatedTensor> updated() const noexcept { return memory().updated(); }
   // The state copies may be written only while no attempt is open.
   std::byte* generator(std::uint32_t index, int rank) const noexcept {
     return memory().generator(index, rank);

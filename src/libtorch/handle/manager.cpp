@@ -126,20 +126,27 @@ void check_replacement(const NamedTensor& current, const at::Tensor& value) {
                     call, current.name));
 }
 
-session::Update update_of(const OptimizerConfig& config) {
+/// Group 0 decays, group 1 does not.
+session::Update update_of(const OptimizerConfig& config, double learning_rate) {
   using Kind = session::Update::Kind;
   const bool is_sgd = config.kind == OptimizerKind::sgd;
-  return {.kind = is_sgd                               ? Kind::sgd
-                  : config.kind == OptimizerKind::adam ? Kind::adam
-                                                       : Kind::adamw,
-          .nesterov = config.nesterov,
-          .momentum = config.momentum,
-          .beta1 = config.beta1,
-          .beta2 = config.beta2,
-          .epsilon = config.epsilon,
-          .weight_decay = config.weight_decay,
-          .clip_norm = config.clip_norm,
-          .divisor = double(config.steps_per_update)};
+  session::Update update{.kind = is_sgd                               ? Kind::sgd
+                                 : config.kind == OptimizerKind::adam ? Kind::adam
+                                                                      : Kind::adamw,
+                         .clip_norm = config.clip_norm,
+                         .divisor = double(config.steps_per_update)};
+  auto& decay = update.groups[0];
+  auto& no_decay = update.groups[1];
+  decay = {.learning_rate = learning_rate,
+           .weight_decay = config.weight_decay,
+           .momentum = is_sgd ? config.momentum : 0,
+           .beta1 = config.beta1,
+           .beta2 = config.beta2,
+           .epsilon = config.epsilon,
+           .nesterov = config.nesterov};
+  no_decay = decay;
+  no_decay.weight_decay = 0;
+  return update;
 }
 
 /// Refers to the memory of `dense`, which must be row-major without gaps and outlive the result.
@@ -189,6 +196,8 @@ struct Manager::State {
   /// Throws UsageError when requires_grad of a parameter is no longer what it was at the start. Tells of
   /// writes to those that are frozen.
   void check_frozen();
+  /// All trained parameters have had so many updates.
+  void set_updates(std::int64_t updates) noexcept;
 
   std::optional<Views> views;
   client::Handle handle;
@@ -232,6 +241,15 @@ void Manager::State::check_frozen() {
   if (std::exchange(frozen_writes, writes) != writes) handle.frozen_written();
 }
 
+void Manager::State::set_updates(std::int64_t updates) noexcept {
+  const auto& tensors = handle.manifest().tensors;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const bool frozen = tensors[i].group == session::Group::frozen;
+    handle.set_update(i, frozen ? session::no_update_group : static_cast<std::uint64_t>(tensors[i].group),
+                      static_cast<std::uint64_t>(updates));
+  }
+}
+
 Manager::Manager(std::unique_ptr<State> state) : state_(std::move(state)) {}
 Manager::Manager(Manager&&) noexcept = default;
 Manager& Manager::operator=(Manager&&) noexcept = default;
@@ -255,12 +273,18 @@ StepResult Manager::step(const StepOptions& options) {
   state_->check_frozen();
   if (options.optimizer == nullptr) return state_->handle.step(options);
   libtorch::check_config(*options.optimizer);
-  auto update = update_of(*options.optimizer);
-  update.learning_rate = scheduled_learning_rate(*options.optimizer, updates(), options.total_updates);
-  return state_->handle.step(options, update);
+  const auto rate = scheduled_learning_rate(*options.optimizer, updates(), options.total_updates);
+  state_->set_updates(updates());
+  return state_->handle.step(options, update_of(*options.optimizer, rate));
 }
 
-std::int64_t Manager::updates() const noexcept { return static_cast<std::int64_t>(state_->handle.updates()); }
+std::int64_t Manager::updates() const noexcept {
+  const auto& tensors = state_->handle.manifest().tensors;
+  const auto trained = [](const auto& tensor) { return tensor.group != session::Group::frozen; };
+  const auto first = std::ranges::find_if(tensors, trained);
+  if (first == tensors.end()) return 0;
+  return static_cast<std::int64_t>(state_->handle.updates(static_cast<std::size_t>(first - tensors.begin())));
+}
 
 std::vector<NamedTensor> Manager::optimizer_state() const {
   const auto& handle = state_->handle;
@@ -288,10 +312,10 @@ std::vector<NamedTensor> Manager::optimizer_state() const {
 
 void Manager::load_optimizer_state(const OptimizerConfig& config, const std::vector<NamedTensor>& state) {
   auto& handle = state_->handle;
-  handle.clear_moments(update_of(config).moments());
+  handle.clear_moments(update_of(config, 0).moments());
   const auto own = optimizer_state();
   libtorch::load_state(own, state);
-  handle.set_updates(static_cast<std::uint64_t>(own.back().tensor.item<std::int64_t>()));
+  state_->set_updates(own.back().tensor.item<std::int64_t>());
 }
 
 void Manager::zero_grad() { state_->handle.zero_grad(); }

@@ -63,13 +63,10 @@ std::string marker_of(const FaultCase& c) {
   return "";
 }
 
-constexpr session::Update update{.kind = session::Update::Kind::adamw,
-                                 .learning_rate = 1e-3,
-                                 .beta1 = 0.9,
-                                 .beta2 = 0.99,
-                                 .epsilon = 1e-8,
-                                 .weight_decay = 0.1,
-                                 .clip_norm = 1};
+constexpr session::Update update{
+    .kind = session::Update::Kind::adamw,
+    .clip_norm = 1,
+    .groups = {{.learning_rate = 1e-3, .weight_decay = 0.1, .beta1 = 0.9, .beta2 = 0.99, .epsilon = 1e-8}}};
 
 std::uint64_t digest_of(const client::Handle& manager) {
   std::uint64_t digest = 0;
@@ -85,7 +82,7 @@ std::uint64_t digest_of(const client::Handle& manager) {
        moments * manager.session()->header().bytes.trained});
   const auto statistics = manager.statistics();
   add(fmt::format("{} {} {} {}", statistics.steps, statistics.samples, statistics.elements,
-                  manager.updates()));
+                  manager.updates(0)));
   return digest;
 }
 
