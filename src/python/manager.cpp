@@ -46,6 +46,26 @@ std::vector<client::Value> values_of(const std::vector<Addressed>& tensors) {
   return values;
 }
 
+/// Of a group: learning rate, weight decay, momentum, beta1, beta2, epsilon, nesterov.
+using GroupNumbers = std::tuple<double, double, double, double, double, double, bool>;
+/// sgd, adam or adamw; to which norm gradients are clipped, or 0; the groups, at most 16.
+using UpdateNumbers = std::tuple<std::string, double, std::vector<GroupNumbers>>;
+
+session::Update update_of(const UpdateNumbers& numbers) {
+  using Kind = session::Update::Kind;
+  const auto& [kind, clip_norm, groups] = numbers;
+  session::Update update{.kind = kind == "sgd"    ? Kind::sgd
+                                 : kind == "adam" ? Kind::adam
+                                                  : Kind::adamw,
+                         .leaves_absent = 1,
+                         .clip_norm = clip_norm};
+  for (std::size_t i = 0; i < groups.size(); ++i) {
+    const auto& [rate, decay, momentum, beta1, beta2, epsilon, nesterov] = groups[i];
+    update.groups[i % session::max_update_groups] = {rate, decay, momentum, beta1, beta2, epsilon, nesterov};
+  }
+  return update;
+}
+
 /// Name, dtype, shape and content of a buffer.
 using BufferValue = nb::typed<nb::tuple, nb::str, nb::str, NumberTuple, nb::bytearray>;
 
@@ -159,6 +179,27 @@ class Handle {
     }
     return places;
   }
+  using Moments = std::vector<std::optional<Place>>;
+  /// The first moments of the parameters, and the second ones; None for those that the session cannot update.
+  std::pair<Moments, Moments> moments() const {
+    std::pair<Moments, Moments> places;
+    auto* const first = view_->moments();
+    for (const auto& [memory, to] : {std::pair(first, &places.first),
+                                     std::pair(first + session_->header().bytes.trained, &places.second)}) {
+      const auto all = parameters_in(memory, session_);
+      for (std::size_t i = 0; i < all.size(); ++i) {
+        auto& place = to->emplace_back();
+        if (manifest_.tensors[i].group != session::Group::frozen) place = all[i];
+      }
+    }
+    return places;
+  }
+  std::vector<std::uint64_t> updates() {
+    std::vector<std::uint64_t> counts;
+    for (std::size_t i = 0; i < manifest_.tensors.size(); ++i) counts.push_back(started().updates(i));
+    return counts;
+  }
+
   /// Each buffer's name, and its further names.
   std::vector<std::pair<std::string, std::vector<std::string>>> persistent_buffers() const {
     std::vector<std::pair<std::string, std::vector<std::string>>> found;
@@ -209,18 +250,20 @@ class Handle {
   /// Appends the result to `made` before it throws what a signal handler raised: the step may have counted
   /// before that, and what this returned would be lost if the interpreter called the handler afterwards.
   void step(nb::typed<nb::list, StepResult> made, std::optional<double> timeout_s, bool accumulate,
-            bool parameters_changed, bool repeat, std::optional<std::uint32_t> inner) {
+            bool parameters_changed, bool repeat, std::optional<std::uint32_t> inner,
+            const std::optional<UpdateNumbers>& update) {
     auto& handle = started();
     Interruption interruption(work_.ptr());
     StepResult result;
     try {
       const Unlocked unlocked;
-      result = handle.step({.timeout_s = timeout_s,
-                            .accumulate = accumulate,
-                            .repeat = repeat,
-                            .parameters_changed = parameters_changed,
-                            .interrupted = interruption.hook()},
-                           inner ? client::StepKind::inner : client::StepKind::outer);
+      const StepOptions options{.timeout_s = timeout_s,
+                                .accumulate = accumulate,
+                                .repeat = repeat,
+                                .parameters_changed = parameters_changed,
+                                .interrupted = interruption.hook()};
+      result = update ? handle.step(options, update_of(*update))
+                      : handle.step(options, inner ? client::StepKind::inner : client::StepKind::outer);
       result.repeated = inner.value_or(0);
     } catch (...) {
       interruption.rethrow();
@@ -352,10 +395,34 @@ void bind_manager(nb::module_& module) {
           "model.kind and data.kind.")
       .def("step", &Handle::step, nb::arg("made"), nb::arg("timeout") = nb::none(),
            nb::arg("accumulate") = true, nb::arg("parameters_changed") = true, nb::arg("repeat") = false,
-           nb::arg("inner") = nb::none(),
+           nb::arg("inner") = nb::none(), nb::arg("update") = nb::none(),
            "Appends the result to `made`, also if it then raises what a signal handler has raised. inner: of "
            "an inner "
-           "step, how many were made again before it.")
+           "step, how many were made again before it. update: the session makes it, as a part of the step.")
+      .def("moments", &Handle::moments,
+           "The first moments of the parameters, and the second ones; None for those that the session cannot "
+           "update.")
+      .def("updates", &Handle::updates, "How many updates each parameter has had.")
+      .def(
+          "set_update",
+          [](Handle& self, std::size_t parameter, std::optional<std::uint64_t> group, std::uint64_t updates) {
+            self.started().set_update(parameter, group.value_or(session::no_update_group), updates);
+          },
+          nb::arg("parameter"), nb::arg("group").none(), nb::arg("updates"),
+          "Between steps: the group of a parameter, None if it is not updated, and how many updates its "
+          "moments have had.")
+      .def(
+          "clear_moments",
+          [](Handle& self, std::uint32_t moments) {
+            unlocked([&, &m = self.started()] { m.clear_moments(static_cast<session::Moments>(moments)); });
+          },
+          nb::arg("moments"), "Room for 0, 1 or 2 moments of each parameter, as zeros.")
+      .def_prop_ro(
+          "moments_used",
+          [](Handle& self) {
+            return static_cast<std::uint32_t>(self.started().view().control().moments_used.load());
+          },
+          "How many moments the last optimizer has used.")
       .def("zero_grad", [](Handle& self) { unlocked([&m = self.started()] { m.zero_grad(); }); })
       .def(
           "touched",

@@ -18,6 +18,7 @@ from accelmgr._common.objective import model_of
 from accelmgr._host import optimizers
 from accelmgr._host.binding import Binding
 from accelmgr._host.pending import PendingSteps
+from accelmgr._host.session_updates import Numbers
 from accelmgr.errors import UsageError
 
 MOST_LOSSES = 3
@@ -86,6 +87,10 @@ class Driver:
         """Before an inner step: tells the runners what is to be done."""
         return None
 
+    def _session_update(self, clip_grad_norm: float | None) -> Numbers | None:
+        """What the session itself is to do in an inner step, where runners cannot have the optimizer."""
+        return None
+
     def sync(self) -> None:
         """Brings parameters and the optimizer's state up to date, if runners have made inner steps since the last sync.
 
@@ -133,7 +138,11 @@ class Driver:
         optimizer: an inner step. Runners update the parameters themselves, by this optimizer, and keep them: call
         neither optimizer.step() nor zero_grad(). Its param_groups may change between steps, as schedulers change them.
         The parameters of this process are those of the last sync(). clip_grad_norm: the mean gradient is clipped to
-        this norm before. An optimizer that runners cannot have raises UsageError.
+        this norm before. An optimizer that runners cannot have raises UsageError. Where they can have none (a built-in
+        model, attach(), a device of torch_xla or torch.accelerator) the session itself makes the updates of SGD, Adam
+        and AdamW, on the CPU, as a part of the step: whatever is killed, it counts with its update in full or not at
+        all. Parameters and the optimizer's state are up to date after each step then; the numbers are those of torch
+        but for rounding.
 
         accumulate=False: overwrites the master's gradients. parameters_changed=False: the caller has written no
         parameter since the last step. repeat=True: computes on the elements of the last step again, which LBFGS, SAM
@@ -211,13 +220,15 @@ class Driver:
             self._follow()
             if inner := self._order(optimizer, clip_grad_norm):
                 accumulate, parameters_changed = False, inner.loads
+            if update := self._session_update(clip_grad_norm):
+                accumulate = False
             self._bound.send_changes()
             if self._update is None and self._bound.master.is_empty:
                 accumulate = False  # Zero plus -0.0 would be 0.0.
             self._unshown = made, not accumulate or self._handle.overwrites_next
             with self._waiting():
                 self._handle.step(
-                    made, timeout, accumulate, parameters_changed, repeat, inner.repeated if inner else None
+                    made, timeout, accumulate, parameters_changed, repeat, inner.repeated if inner else None, update
                 )
             self._show()
 

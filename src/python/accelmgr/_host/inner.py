@@ -352,8 +352,8 @@ class InnerSteps:
                 )
 
 
-def check_inner(optimizer: Any, parameters: list[torch.Tensor], why_not: str) -> None:
-    """Raises UsageError for an optimizer that cannot step in the runners. why_not: why none can; empty if any can."""
+def check_inner(optimizer: Any, parameters: list[torch.Tensor]) -> None:
+    """Raises UsageError for an optimizer that makes no inner steps."""
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise UsageError(
             f"optimizer is a {type(optimizer).__name__}; runners step with an optimizer of torch.optim. What averages "
@@ -361,8 +361,6 @@ def check_inner(optimizer: Any, parameters: list[torch.Tensor], why_not: str) ->
         )
     if isinstance(optimizer, torch.optim.LBFGS):
         raise UsageError("LBFGS evaluates the loss several times in a step: call optimizer.step() in the host")
-    if why_not:
-        raise UsageError(f"runners cannot make inner steps, because {why_not}: call optimizer.step() in the host")
     own = set(map(id, parameters))
     for index, group in enumerate(optimizer.param_groups):
         for parameter in group["params"]:

@@ -13,10 +13,12 @@ from accelmgr import _native
 from accelmgr._common.inner import Order
 from accelmgr._common.joint_update import SharedParameters, is_divisible
 from accelmgr._common.optimizer_pickling import SentOptimizer
+from accelmgr._host import session_updates
 from accelmgr._host import start_method as start_methods
 from accelmgr._host.delivery import Delivery
 from accelmgr._host.driver import Driver
 from accelmgr._host.inner import InnerSteps, Standing, check_inner
+from accelmgr._host.session_updates import SessionUpdates
 from accelmgr.errors import UsageError
 
 
@@ -26,6 +28,8 @@ class InnerDriver(Driver):
     _delivery: Delivery
     _method: str  # The start method of the processes that there are.
     _inner: InnerSteps | None
+    _updates: SessionUpdates | None = None  # In place of it, where runners cannot have an optimizer.
+    _adopts = True  # What an earlier host of a service has left.
 
     def refresh(self) -> None:
         """See Manager."""
@@ -68,12 +72,27 @@ class InnerDriver(Driver):
             self._inner = None
             self.publish_order(None)
             self.zero_grad()  # They were applied.
-        if optimizer is None:
+        if self._updates is not None and self._updates.optimizer is not optimizer:
+            self._updates = None
+        if optimizer is None or self._updates is not None:
             return
         if self._inner is None:
-            check_inner(optimizer, self._bound.leaves(), self._why_not_inner())
+            check_inner(optimizer, self._bound.leaves())
+            if why_not := self._why_not_inner():
+                return self._begin_updates(optimizer, why_not)
             self._inner = InnerSteps(self, optimizer)
         self._inner.bring_optimizer()
+
+    def _begin_updates(self, optimizer: torch.optim.Optimizer, why_not_inner: str) -> None:
+        if reason := session_updates.why_not(optimizer):
+            raise session_updates.refusal(optimizer, reason, why_not_inner)
+        self._updates = SessionUpdates(self._handle, self._bound.leaves(), optimizer, self._adopts)
+        self._adopts = False
+
+    def _session_update(self, clip_grad_norm: float | None) -> session_updates.Numbers | None:
+        if self._updates is not None and self._updates.handle is not self._handle:  # There is another session.
+            self._begin_updates(self._updates.optimizer, "")
+        return self._updates.numbers(clip_grad_norm) if self._updates is not None else None
 
     def _why_not_inner(self) -> str:
         if self._model is None:
@@ -90,7 +109,9 @@ class InnerDriver(Driver):
         return SentOptimizer(optimizer, self._bound.leaves())
 
     def _order(self, optimizer: torch.optim.Optimizer | None, clip_grad_norm: float | None) -> Order | None:
-        if optimizer is not None and self._inner is None:  # There are other processes: _follow() has changed the model.
+        if (
+            optimizer is not None and self._inner is None and self._updates is None
+        ):  # There are other processes: _follow() has changed the model.
             self._begin_kind(optimizer)
         return self._inner.order(clip_grad_norm) if self._inner is not None else None
 
@@ -100,6 +121,8 @@ class InnerDriver(Driver):
 
     def sync(self) -> None:
         self._check_idle("sync")
+        if self._updates is not None:
+            self._updates.sync()
         if self._inner is not None:
             self._finish_renewal("sync")
             with self._handle.alone("sync"):
@@ -139,3 +162,5 @@ class InnerDriver(Driver):
     def _note_counted(self, result: _native.StepResult) -> None:
         if self._inner is not None:
             self._inner.counted(result)
+        if self._updates is not None:
+            self._updates.counted()

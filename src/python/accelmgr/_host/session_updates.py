@@ -1,0 +1,175 @@
+# Runs in: the host.
+"""Inner steps whose update the session makes, by kernels of its own: for runners that cannot have an optimizer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from accelmgr import _native
+from accelmgr._common.inner import parameters_of
+from accelmgr._common.memory import tensor_over, write
+from accelmgr.errors import UsageError
+
+MOST_GROUPS = 16
+KINDS: dict[type, str] = {torch.optim.SGD: "sgd", torch.optim.Adam: "adam", torch.optim.AdamW: "adamw"}
+
+Group = tuple[float, float, float, float, float, float, bool]
+Numbers = tuple[str, float, list[Group]]
+"""The kind of an optimizer, to which norm gradients are clipped, or 0, and the numbers of its groups."""
+
+
+def why_not(optimizer: torch.optim.Optimizer) -> str:
+    """Why the session has no kernels for it; empty if it has."""
+    if (kind := KINDS.get(type(optimizer))) is None:
+        return f"it is a {type(optimizer).__name__}"
+    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+        return "it has hooks"
+    if len(optimizer.param_groups) > MOST_GROUPS:
+        return f"it has more than {MOST_GROUPS} groups"
+    for group in optimizer.param_groups:
+        for name in ("amsgrad", "maximize", "differentiable"):
+            if group.get(name):
+                return f"{name} is set"
+        if kind == "sgd" and group["momentum"] != 0 and group["dampening"] != 0:
+            return "dampening is set"
+    return ""
+
+
+class SessionUpdates:
+    """The updates of one optimizer. Its state lies in the session; `optimizer.state` has views of it."""
+
+    def __init__(
+        self, handle: _native.Handle, leaves: list[torch.Tensor], optimizer: torch.optim.Optimizer, adopts: bool
+    ) -> None:
+        """adopts: an optimizer without a state goes on with the one that an earlier host of the service has left."""
+        self.handle = handle
+        self.optimizer = optimizer
+        self._kind = KINDS[type(optimizer)]
+        self._leaves = leaves
+        self._steps = torch.zeros(len(leaves))
+        self._step_of = self._steps.unbind()  # Views: the "step" that torch has of each parameter.
+        self._seen: list[tuple[int, int]] = []  # Of the optimizer's state, which others may write.
+        self._groups: list[int | None] = []
+        self._find_moments()
+        self._place_groups()
+        has_left = handle.moments_used == len(self._names) and any(handle.updates())
+        if adopts and has_left and not optimizer.state:
+            self._note()
+        else:
+            self._bring()
+
+    def _find_moments(self) -> None:
+        first, second = (
+            [place and tensor_over(place.memory, place.dtype, place.shape, place.strides) for place in places]
+            for places in self.handle.moments()
+        )
+        self._moments = {"momentum_buffer": first, "exp_avg": first, "exp_avg_sq": second}
+
+    @property
+    def _names(self) -> list[str]:
+        """Of the moments that it uses."""
+        if self._kind != "sgd":
+            return ["exp_avg", "exp_avg_sq"]
+        return ["momentum_buffer"] if any(group["momentum"] != 0 for group in self.optimizer.param_groups) else []
+
+    def _place_groups(self) -> None:
+        """Tells the session to which group each parameter belongs."""
+        numbers = {id(leaf): number for number, leaf in enumerate(self._leaves)}
+        groups: list[int | None] = [None] * len(self._leaves)
+        for index, group in enumerate(self.optimizer.param_groups):
+            for parameter in group["params"]:
+                if (number := numbers.get(id(parameter))) is None:
+                    raise UsageError(
+                        f"the optimizer has a tensor of shape {list(parameter.shape)} in group {index} which is not a "
+                        "parameter of this manager; make the optimizer from manager.parameters()"
+                    )
+                if self._moments["exp_avg"][number] is None and parameter.requires_grad:
+                    raise UsageError(
+                        f"the optimizer has a parameter of shape {list(parameter.shape)} in group {index} that was "
+                        "frozen when the manager was started: the session cannot update it; call optimizer.step() in "
+                        "the host"
+                    )
+                groups[number] = index
+        if groups != self._groups:
+            self._groups = groups
+            for number, (group_index, made) in enumerate(zip(groups, self.handle.updates(), strict=True)):
+                self.handle.set_update(number, group_index, made)
+
+    def _versions(self) -> list[tuple[int, int]]:
+        return [
+            (id(value), value._version if isinstance(value, torch.Tensor) else 0)
+            for parameter in parameters_of(self.optimizer)
+            for value in self.optimizer.state.get(parameter, {}).values()
+        ]
+
+    def _bring(self) -> None:
+        """The session gets the state that the optimizer has here."""
+        states = [dict(self.optimizer.state.get(leaf, {})) for leaf in self._leaves]
+        for state in states:  # Its tensors may be those of the session, which become zeros.
+            state |= {name: state[name].clone() for name in self._names if state.get(name) is not None}
+        self.handle.clear_moments(len(self._names))
+        for number, state in enumerate(states):
+            held = [name for name in self._names if state.get(name) is not None]
+            for name in held:
+                if (moment := self._moments[name][number]) is not None:
+                    write(moment, state[name])
+            self.handle.set_update(number, self._groups[number], int(state.get("step", len(held))))
+        self._note()
+
+    def _note(self) -> None:
+        """The optimizer's state here is that of the session."""
+        updates = self.handle.updates()
+        self._steps.copy_(torch.tensor(updates, dtype=torch.float32))
+        for number, (leaf, made, group) in enumerate(zip(self._leaves, updates, self._groups, strict=True)):
+            if made == 0 or group is None:
+                continue
+            state: dict[str, Any] = self.optimizer.state[leaf]
+            if self._kind != "sgd":
+                state["step"] = self._step_of[number]
+            for name in self._names:
+                state[name] = self._moments[name][number]
+        self._seen = self._versions()
+
+    def sync(self) -> None:
+        """The optimizer's state here is that of the session, unless the host has written it since."""
+        if self._versions() == self._seen:
+            self._note()
+
+    def numbers(self, clip_grad_norm: float | None) -> Numbers:
+        """What the session is to do in the next step."""
+        if reason := why_not(self.optimizer):
+            raise refusal(self.optimizer, reason, "")
+        self._place_groups()
+        if self._versions() != self._seen or self.handle.moments_used != len(self._names):
+            self._bring()
+        return self._kind, float(clip_grad_norm or 0), [_numbers(group) for group in self.optimizer.param_groups]
+
+    def counted(self) -> None:
+        """A step was committed, and with it an update."""
+        self._note()
+        self.optimizer._opt_called = True  # type: ignore[attr-defined]  # A scheduler looks whether it has stepped.
+
+
+def _numbers(group: dict[str, Any]) -> Group:
+    beta1, beta2 = map(float, group.get("betas", (0.0, 0.0)))
+    momentum, epsilon = float(group.get("momentum", 0.0)), float(group.get("eps", 0.0))
+    return (
+        float(group["lr"]),
+        float(group["weight_decay"]),
+        momentum,
+        beta1,
+        beta2,
+        epsilon,
+        bool(group.get("nesterov")),
+    )
+
+
+def refusal(optimizer: torch.optim.Optimizer, reason: str, runners: str) -> UsageError:
+    """reason: of why_not(). runners: why they cannot have the optimizer."""
+    return UsageError(
+        (f"runners cannot have the optimizer, because {runners}. " if runners else "")
+        + "The session itself makes updates of SGD, Adam and AdamW of torch.optim, without amsgrad, maximize, dampening "
+        f"and hooks, but not those of this {type(optimizer).__name__}: {reason}. Call optimizer.step() in the host"
+    )

@@ -1,0 +1,238 @@
+"""Inner steps whose update the session makes: of services and built-in models, whose runners can have no optimizer."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from test_attach import Service
+
+import accelmgr
+
+Make = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
+
+BUILT_IN: dict[str, Any] = {
+    "model": "mlp",
+    "dataset": "synthetic",
+    "model__mlp": {"input_size": 16, "hidden_size": 300},
+}
+
+
+def built_in(**options: Any) -> accelmgr.Manager:
+    return accelmgr.Manager(nprocs=2, batch_size_per_device=4, runners__threads=1, **{**BUILT_IN, **options})
+
+
+def halves(parameters: list[torch.nn.Parameter]) -> list[dict[str, Any]]:
+    return [{"params": parameters[:2], "lr": 0.02, "weight_decay": 0.1}, {"params": parameters[2:]}]
+
+
+OPTIMIZERS: dict[str, Make] = {
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01),
+    "adamw_groups": lambda p: torch.optim.AdamW(halves(p), lr=0.01, betas=(0.8, 0.95)),
+    "adam": lambda p: torch.optim.Adam(p, lr=0.01, weight_decay=0.1),
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
+    "sgd_nesterov": lambda p: torch.optim.SGD(halves(p), lr=0.1, momentum=0.9, nesterov=True),
+}
+
+
+def copies(manager: accelmgr.Manager) -> list[torch.Tensor]:
+    return [parameter.detach().clone() for parameter in manager.parameters()]
+
+
+def states(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [
+        value.detach().clone()
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        for _, value in sorted(optimizer.state[parameter].items())
+    ]
+
+
+def check_close(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> None:
+    assert len(ours) == len(theirs)
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+class Twin:
+    """The same updates in the host: parameters of its own, and torch's optimizer over them."""
+
+    def __init__(self, manager: accelmgr.Manager, make: Make) -> None:
+        self.parameters = [torch.nn.Parameter(value) for value in copies(manager)]
+        self.optimizer = make(self.parameters)
+
+    def step(self, manager: accelmgr.Manager, clip_grad_norm: float | None = None) -> torch.Tensor | None:
+        norm = None
+        for parameter, gradient in zip(self.parameters, manager.get_aggregated_gradients(), strict=True):
+            parameter.grad = gradient.clone()
+        if clip_grad_norm is not None:
+            norm = torch.nn.utils.clip_grad_norm_(self.parameters, clip_grad_norm)
+        self.optimizer.step()
+        return norm
+
+
+@pytest.mark.parametrize("clip_grad_norm", [None, 0.05], ids=["plain", "clipped"])
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_updates_are_those_of_torch(kind: str, clip_grad_norm: float | None) -> None:
+    make = OPTIMIZERS[kind]
+    with built_in() as manager:
+        optimizer, twin = make(manager.parameters()), Twin(manager, make)
+        schedulers = [torch.optim.lr_scheduler.CosineAnnealingLR(each, 10) for each in (optimizer, twin.optimizer)]
+        for result in manager.steps(8, optimizer=optimizer, clip_grad_norm=clip_grad_norm):
+            norm = twin.step(manager, clip_grad_norm)
+            assert result.grad_norm == pytest.approx(float(norm) if norm is not None else 0.0, rel=1e-5)
+            check_close(copies(manager), [parameter.detach() for parameter in twin.parameters])
+            check_close(states(optimizer), states(twin.optimizer))
+            for scheduler in schedulers:
+                scheduler.step()
+        assert manager.synced_step == 8
+
+
+def test_host_steps_and_a_loaded_state_go_on() -> None:
+    make = OPTIMIZERS["adamw_groups"]
+    with built_in() as manager:
+        optimizer, twin = make(manager.parameters()), Twin(manager, make)
+
+        def both(count: int, inner: bool) -> None:
+            for _ in range(count):
+                manager.step(optimizer=optimizer) if inner else manager.step(accumulate=False)
+                twin.step(manager)
+                if not inner:
+                    optimizer.step()
+
+        both(2, inner=True)
+        both(2, inner=False)
+        both(2, inner=True)
+        saved = optimizer.state_dict()
+        optimizer = make(manager.parameters())
+        optimizer.load_state_dict(saved)
+        both(2, inner=True)
+        check_close(copies(manager), [parameter.detach() for parameter in twin.parameters])
+        check_close(states(optimizer), states(twin.optimizer))
+        assert float(optimizer.state[manager.parameters()[0]]["step"]) == 8
+
+        fresh = make(manager.parameters())
+        manager.step(optimizer=fresh)
+        assert float(fresh.state[manager.parameters()[0]]["step"]) == 1
+
+
+def test_a_parameter_that_the_optimizer_does_not_have_stays() -> None:
+    with built_in() as manager:
+        optimizer = torch.optim.AdamW(manager.parameters()[1:])
+        before = copies(manager)
+        manager.step(optimizer=optimizer).raise_for_status()
+        assert torch.equal(copies(manager)[0], before[0])
+        assert not torch.equal(copies(manager)[1], before[1])
+        assert manager.parameters()[0] not in optimizer.state
+
+
+@pytest.mark.parametrize(
+    "make, reason",
+    [
+        (lambda p: torch.optim.Adagrad(p), "Adagrad"),
+        (lambda p: torch.optim.AdamW(p, amsgrad=True), "amsgrad is set"),
+        (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, dampening=0.1), "dampening is set"),
+        (lambda p: torch.optim.SGD([*p, torch.nn.Parameter(torch.zeros(3))], lr=0.1), r"shape \[3\] in group 0"),
+    ],
+    ids=["adagrad", "amsgrad", "dampening", "foreign"],
+)
+def test_other_optimizers_are_refused(make: Make, reason: str) -> None:
+    with built_in() as manager:
+        before = copies(manager)
+        with pytest.raises(accelmgr.UsageError, match=reason):
+            manager.step(optimizer=make(manager.parameters()))
+        assert all(map(torch.equal, copies(manager), before))
+        assert manager.statistics().steps == 0
+
+
+def test_hooks_are_refused() -> None:
+    with built_in() as manager:
+        optimizer = torch.optim.AdamW(manager.parameters())
+        manager.step(optimizer=optimizer).raise_for_status()
+        optimizer.register_step_post_hook(lambda *_: None)
+        with pytest.raises(accelmgr.UsageError, match="it has hooks"):
+            manager.step(optimizer=optimizer)
+
+
+@pytest.fixture
+def service(tmp_path: pathlib.Path) -> Iterator[Service]:
+    service = Service(tmp_path)
+    try:
+        yield service
+    finally:
+        service.end()
+
+
+def trained(service: Service, steps: int, *, hosts: int = 1) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """What so many steps of as many hosts make. Only the first one makes a state."""
+    for host in range(hosts):
+        with accelmgr.attach(service.socket, timeout=60) as manager:
+            optimizer = torch.optim.AdamW(manager.parameters(), lr=0.01)
+            share = steps // hosts if host < hosts - 1 else steps - manager.statistics().steps
+            for result in manager.steps(share, optimizer=optimizer, clip_grad_norm=0.05):
+                assert result.samples == 8
+            found = copies(manager), states(optimizer)
+    return found
+
+
+def test_the_next_host_goes_on_with_the_optimizer(service: Service, tmp_path: pathlib.Path) -> None:
+    ours = trained(service, 9, hosts=3)
+    other = tmp_path / "other"
+    other.mkdir()
+    whole = Service(other)
+    try:
+        theirs = trained(whole, 9)
+    finally:
+        whole.end()
+    for one, two in zip(ours, theirs, strict=True):
+        assert all(map(torch.equal, one, two))
+
+
+HOST = """
+    import sys, torch, accelmgr
+    with accelmgr.attach(sys.argv[1]) as manager:
+        optimizer = torch.optim.AdamW(manager.parameters(), lr=0.01)
+        for result in manager.steps(optimizer=optimizer, clip_grad_norm=0.05):
+            print(result.step, flush=True)
+"""
+
+
+def test_a_host_that_is_killed_leaves_a_whole_step(service: Service, tmp_path: pathlib.Path) -> None:
+    for _ in range(3):
+        host = subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(HOST), os.fspath(service.socket)], stdout=subprocess.PIPE, text=True
+        )
+        assert host.stdout is not None
+        assert int(host.stdout.readline()) > 0
+        host.send_signal(signal.SIGKILL)
+        host.wait()
+        host.stdout.close()
+    with accelmgr.attach(service.socket, timeout=60) as manager:
+        assert manager.unfinished == ""
+        done = manager.statistics().steps
+    ours = trained(service, done + 2)
+    other = tmp_path / "other"
+    other.mkdir()
+    whole = Service(other)
+    try:
+        theirs = trained(whole, done + 2)
+    finally:
+        whole.end()
+    for one, two in zip(ours, theirs, strict=True):
+        assert all(map(torch.equal, one, two))
+
+
+def test_pending_steps_of_a_service(service: Service) -> None:
+    with accelmgr.attach(service.socket) as manager:
+        optimizer = torch.optim.AdamW(manager.parameters())
+        results = manager.begin_steps(5, optimizer=optimizer).result(60)
+        assert [result.step for result in results] == [1, 2, 3, 4, 5]
+        assert float(optimizer.state[manager.parameters()[0]]["step"]) == 5
