@@ -124,6 +124,47 @@ def test_host_steps_and_a_loaded_state_go_on() -> None:
         assert float(fresh.state[manager.parameters()[0]]["step"]) == 1
 
 
+def test_two_optimizers_take_turns() -> None:
+    makes = OPTIMIZERS["adamw"], OPTIMIZERS["sgd_nesterov"]
+    with built_in() as manager:
+        optimizers = [make(manager.parameters()) for make in makes]
+        twin = Twin(manager, makes[0])
+        twins = [twin.optimizer, makes[1](twin.parameters)]
+        for index in (0, 1, 1, 0, 1, 0):
+            manager.step(optimizer=optimizers[index]).raise_for_status()
+            twin.optimizer = twins[index]
+            twin.step(manager)
+        check_close(copies(manager), [parameter.detach() for parameter in twin.parameters])
+        for ours, theirs in zip(optimizers, twins, strict=True):
+            check_close(states(ours), states(theirs))
+
+
+@pytest.mark.parametrize("norm", [0.0, -1.0, float("nan")])
+def test_a_norm_that_is_none_is_refused(norm: float) -> None:
+    with built_in() as manager, pytest.raises(accelmgr.UsageError, match="it must be above 0"):
+        manager.step(optimizer=torch.optim.AdamW(manager.parameters()), clip_grad_norm=norm)
+
+
+def test_a_checkpoint_has_the_state(tmp_path: pathlib.Path) -> None:
+    make = OPTIMIZERS["adamw"]
+    with built_in(checkpoint__directory=os.fspath(tmp_path)) as manager:
+        optimizer = make(manager.parameters())
+        for _ in manager.steps(3, optimizer=optimizer):
+            pass
+        manager.save_checkpoint(optimizer=optimizer)
+        assert [written.error for written in manager.checkpoints_written(30)] == [""]
+        for _ in manager.steps(3, optimizer=optimizer):
+            pass
+        expected = copies(manager), states(optimizer)
+    with built_in(checkpoint__directory=os.fspath(tmp_path), checkpoint__resume="latest") as manager:
+        optimizer = make(manager.parameters())
+        manager.restore(optimizer)
+        for _ in manager.steps(3, optimizer=optimizer):
+            pass
+        for ours, theirs in zip((copies(manager), states(optimizer)), expected, strict=True):
+            assert all(map(torch.equal, ours, theirs))
+
+
 def test_a_parameter_that_the_optimizer_does_not_have_stays() -> None:
     with built_in() as manager:
         optimizer = torch.optim.AdamW(manager.parameters()[1:])
@@ -137,7 +178,7 @@ def test_a_parameter_that_the_optimizer_does_not_have_stays() -> None:
 @pytest.mark.parametrize(
     "make, reason",
     [
-        (lambda p: torch.optim.Adagrad(p), "Adagrad"),
+        (torch.optim.Adagrad, "Adagrad"),
         (lambda p: torch.optim.AdamW(p, amsgrad=True), "amsgrad is set"),
         (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, dampening=0.1), "dampening is set"),
         (lambda p: torch.optim.SGD([*p, torch.nn.Parameter(torch.zeros(3))], lr=0.1), r"shape \[3\] in group 0"),

@@ -73,6 +73,7 @@ class InnerDriver(Driver):
             self.publish_order(None)
             self.zero_grad()  # They were applied.
         if self._updates is not None and self._updates.optimizer is not optimizer:
+            self._updates.release()
             self._updates = None
         if optimizer is None or self._updates is not None:
             return

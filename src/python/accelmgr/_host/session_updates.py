@@ -62,7 +62,7 @@ class SessionUpdates:
 
     def _find_moments(self) -> None:
         first, second = (
-            [place and tensor_over(place.memory, place.dtype, place.shape, place.strides) for place in places]
+            [tensor_over(p.memory, p.dtype, p.shape, p.strides) if p is not None else None for p in places]
             for places in self.handle.moments()
         )
         self._moments = {"momentum_buffer": first, "exp_avg": first, "exp_avg_sq": second}
@@ -132,6 +132,15 @@ class SessionUpdates:
                 state[name] = self._moments[name][number]
         self._seen = self._versions()
 
+    def release(self) -> None:
+        """The optimizer's state is in memory of its own: the session's is for another one."""
+        self.sync()
+        for parameter in parameters_of(self.optimizer):
+            state = self.optimizer.state.get(parameter, {})
+            for name in ("step", *self._names):
+                if isinstance(value := state.get(name), torch.Tensor):
+                    state[name] = value.clone()
+
     def sync(self) -> None:
         """The optimizer's state here is that of the session, unless the host has written it since."""
         if self._versions() == self._seen:
@@ -141,6 +150,8 @@ class SessionUpdates:
         """What the session is to do in the next step."""
         if reason := why_not(self.optimizer):
             raise refusal(self.optimizer, reason, "")
+        if clip_grad_norm is not None and not clip_grad_norm > 0:
+            raise UsageError(f"clip_grad_norm is {clip_grad_norm}; it must be above 0, or None for no clipping")
         self._place_groups()
         if self._versions() != self._seen or self.handle.moments_used != len(self._names):
             self._bring()
@@ -170,6 +181,7 @@ def refusal(optimizer: torch.optim.Optimizer, reason: str, runners: str) -> Usag
     """reason: of why_not(). runners: why they cannot have the optimizer."""
     return UsageError(
         (f"runners cannot have the optimizer, because {runners}. " if runners else "")
-        + "The session itself makes updates of SGD, Adam and AdamW of torch.optim, without amsgrad, maximize, dampening "
-        f"and hooks, but not those of this {type(optimizer).__name__}: {reason}. Call optimizer.step() in the host"
+        + "The session itself makes updates of SGD, Adam and AdamW of torch.optim, without amsgrad, maximize, "
+        f"dampening and hooks, but not those of this {type(optimizer).__name__}: {reason}. Call optimizer.step() in the "
+        "host"
     )
