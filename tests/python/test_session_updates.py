@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_attach import Service
+from test_attach import PROGRAM, Service
 
 import accelmgr
 
@@ -231,6 +231,28 @@ def test_the_next_host_goes_on_with_the_optimizer(service: Service, tmp_path: pa
     whole = Service(other)
     try:
         theirs = trained(whole, 9)
+    finally:
+        whole.end()
+    for one, two in zip(ours, theirs, strict=True):
+        assert all(map(torch.equal, one, two))
+
+
+def accelmgr_step(service: Service, *options: str) -> str:
+    command = [os.fspath(PROGRAM), "step", "--socket", os.fspath(service.socket), *options]
+    made = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return made.stdout + made.stderr
+
+
+def test_the_service_goes_on_without_a_host(service: Service, tmp_path: pathlib.Path) -> None:
+    assert "no host has made an inner step" in accelmgr_step(service, "--update")
+    trained(service, 2)
+    assert accelmgr_step(service, "--update", "--count", "3").count("loss") == 3
+    ours = trained(service, 6)
+    other = tmp_path / "other"
+    other.mkdir()
+    whole = Service(other)
+    try:
+        theirs = trained(whole, 6)
     finally:
         whole.end()
     for one, two in zip(ours, theirs, strict=True):

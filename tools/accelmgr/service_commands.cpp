@@ -27,6 +27,7 @@ struct AskArguments {
   bool as_json = false;
   int count = 1;
   bool overwrite = false;
+  bool update = false;
   double timeout_s = 0;
   std::string since;
   int runners = 0, rank = 0;
@@ -288,6 +289,8 @@ void add_service_commands(CLI::App& app, Action& action) {
       ->check(CLI::Range(1, 1000))
       ->type_name("N");
   step->add_flag("--overwrite", arguments->overwrite, "Overwrites the gradients instead of adding to them");
+  step->add_flag("--update", arguments->update,
+                 "Updates the parameters, as the last host did with its optimizer in inner steps");
   step->add_option("--timeout", arguments->timeout_s, "Seconds for each step (step_timeout)")
       ->take_last()
       ->check(CLI::NonNegativeNumber)
@@ -295,7 +298,8 @@ void add_service_commands(CLI::App& app, Action& action) {
   step->callback([arguments, step, &action] {
     const bool has_timeout = step->count("--timeout") > 0;
     action = [arguments, has_timeout] {
-      json body{{"count", arguments->count}, {"accumulate", !arguments->overwrite}};
+      json body{
+          {"count", arguments->count}, {"accumulate", !arguments->overwrite}, {"update", arguments->update}};
       if (has_timeout) body["timeout_s"] = arguments->timeout_s;
       const auto most_s = has_timeout ? std::optional(arguments->count * arguments->timeout_s) : std::nullopt;
       return ask(*arguments, "POST", "/v1/step", body.dump(), service_bounds(*arguments, most_s), steps_text);

@@ -322,10 +322,7 @@ StepResult Handle::make_step(const StepOptions& options, StepKind kind, const se
 
 StepResult Handle::step(const StepOptions& options, const session::Update& update) {
   if (view().control().moments_used.load() != update.moments()) clear_moments(update.moments());
-  const auto& control = view().control();
-  const auto applied = std::max(session::applied_step(*session()), control.zeroed_step.load());
-  const auto added = options.accumulate && !state_->overwrites ? state_->steps() - applied : 0;
-  return make_step(options, StepKind::outer, double(added + 1) < update.divisor ? nullptr : &update);
+  return make_step(options, StepKind::outer, &update);
 }
 
 std::uint64_t Handle::updates(std::size_t parameter) const noexcept {

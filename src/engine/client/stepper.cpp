@@ -68,11 +68,17 @@ StepResult Stepper::step(const StepOptions& chosen, double timeout_s, StepKind k
   const auto begin = base::now_ns();
   const auto number = step_under_way();
   auto options = chosen;
-  asked_update_ = update;
-  if (const auto applied = session_.counters(session_.word().index).applied_step;
-      applied == number - 1 && applied > 0) {
+  const auto applied = session::applied_step(session_);
+  if (session_.counters(session_.word().index).applied_step == number - 1 && applied > 0) {
     options.accumulate = false;  // What the session has applied is not to be applied again.
     options.parameters_changed = true;
+  }
+  asked_update_ = nullptr;
+  if (update != nullptr) {
+    view_.keep_update(*update);
+    const auto before = std::max(applied, view_.control().zeroed_step.load());
+    const auto added = options.accumulate ? number - 1 - before : 0;
+    if (double(added + 1) >= update->divisor) asked_update_ = update;
   }
   const base::Patience patience(timeout_s, options.interrupted);
   auto& version = view_.control().parameter_version;

@@ -93,6 +93,14 @@ Problem problem_of(const StepResult& result) {
           {.rank = result.rank, .step = static_cast<std::int64_t>(result.step)}};
 }
 
+/// That of the last inner step. Throws Problem if there was none.
+std::optional<session::Update> last_update(const session::Session& session) {
+  const auto& control = session.control();
+  if (const auto asked = control.updates_asked.load(); asked != 0) return control.updates[asked % 2];
+  throw Problem(409, "no_update", "no host has made an inner step",
+                {.hint = "attach a host, and let it step with its optimizer"});
+}
+
 }  // namespace
 
 void check_ready(Service& service) {
@@ -106,6 +114,8 @@ void step(Service& service, const Request& request, const Respond& respond) {
                             .parameters_changed = false};  // Nothing but a host writes parameters.
   const double timeout_s = request.fields.value("timeout_s", service.manager().config().step_timeout);
   check_free_for_service(service);
+  const auto update =
+      request.fields.value("update", false) ? last_update(service.manager().session()) : std::nullopt;
   const auto results = std::make_shared<std::vector<StepResult>>();
   const auto& session = service.manager().session();
   const auto& control = session.control();
@@ -115,7 +125,8 @@ void step(Service& service, const Request& request, const Respond& respond) {
         // What a host has applied is not added again.
         if (client::left_in(session) == LeftGradients::applied) chosen.accumulate = false;
         for (int i = 0; i < count && (i == 0 || control.closing.load() == 0); ++i) {
-          results->push_back(drive.stepper.step(chosen, timeout_s));
+          results->push_back(
+              drive.stepper.step(chosen, timeout_s, client::StepKind::outer, update ? &*update : nullptr));
           chosen = options;
           if (!results->back()) break;
         }

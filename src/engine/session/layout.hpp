@@ -283,6 +283,9 @@ struct HostControl {
   /// What the gradients of unfrozen parameters take beside TensorBytes::gradients, and in each slab beside
   /// TensorBytes::slab.
   std::atomic<std::uint64_t> unfrozen_bytes, unfrozen_slab_bytes;
+  /// The update of the last inner step that a host has asked for: updates[n % 2], if n is not 0.
+  Update updates[2];
+  std::atomic<std::uint64_t> updates_asked;
   /// The moments that have memory, and those that the last optimizer has used.
   std::atomic<Moments> moments_allocated, moments_used;
   alignas(64) Assignment assignment;       ///< To which ranks the loader should assign.

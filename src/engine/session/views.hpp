@@ -55,6 +55,8 @@ class HostView : public View {
   SpanRing& spans() const noexcept { return memory().spans(SpanThread::host); }
   /// Asks the loader to assign to other ranks, or with other shares. It must have followed the last request.
   void ask_for(const Assignment& assignment) const noexcept;
+  /// Keeps the update for later steps that no host makes.
+  void keep_update(const Update& update) const noexcept;
   std::byte* parameters() const noexcept { return memory().parameters(); }
   std::byte* gradients() const noexcept { return memory().gradients(); }
   std::byte* snapshot() const noexcept { return memory().snapshot(); }

@@ -182,6 +182,6 @@ def refusal(optimizer: torch.optim.Optimizer, reason: str, runners: str) -> Usag
     return UsageError(
         (f"runners cannot have the optimizer, because {runners}. " if runners else "")
         + "The session itself makes updates of SGD, Adam and AdamW of torch.optim, without amsgrad, maximize, "
-        f"dampening and hooks, but not those of this {type(optimizer).__name__}: {reason}. Call optimizer.step() in the "
-        "host"
+        f"dampening and hooks, but not those of this {type(optimizer).__name__}: {reason}. Call optimizer.step() in "
+        "the host"
     )
