@@ -78,6 +78,25 @@ def test_runners_train_as_one_process_on_the_cpu_does(micro_batches):
                 other.data.copy_(one)  # Adam makes small differences large where gradients are near to zero.
 
 
+def test_the_session_makes_the_update_of_inner_steps():
+    torch.manual_seed(1)
+    model = Words()
+    shape = {"nprocs": 2, "batch_size_per_device": 3}
+    oracle = Oracle(model, vectors(4), **shape)
+    with start(model, Vectors(), **shape) as manager:
+        ours, theirs = [torch.optim.AdamW(each.parameters(), lr=0.01) for each in (model, oracle.model)]
+        for result in manager.steps(4, optimizer=ours):
+            oracle.zero_grad()
+            assert result.loss == pytest.approx(oracle.step(), rel=1e-5)
+            assert result.scalars["is_fake"] == 1
+            assert_close(manager, oracle)
+            for one, other in zip(model.parameters(), oracle.model.parameters(), strict=True):
+                other.grad.copy_(one.grad)  # As above: then the updates differ by rounding alone.
+            theirs.step()
+            for one, other in zip(model.parameters(), oracle.model.parameters(), strict=True):
+                torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
 class Scaled(nn.Module):
     """Its temperature is a plain tensor, and its loss is computed outside."""
 

@@ -22,8 +22,8 @@ SHARE_OF_STEP = 0.01
 """Looking for changes takes at most this share of a step, or a warning says so."""
 LEAST_S = 5e-4
 """A look that is shorter is not worth a warning."""
-OF_TESTS = frozenset({b"PYTEST_CURRENT_TEST"})
-"""Variables that change by themselves, and change no number."""
+THEIR_OWN = frozenset({b"PYTEST_CURRENT_TEST", b"TORCHINDUCTOR_CACHE_DIR", b"TRITON_CACHE_DIR"})
+"""Variables that pytest and torch set for themselves, and that change no number."""
 LOOKS = 20
 """After so many looks, or new beginnings in a row, is it judged what they cost."""
 
@@ -88,7 +88,7 @@ class Following:
                 found.others.append(f"torch's setting '{names[0]}'")  # The process that reads the data has it, too.
             self._settings = settings
         if self._forks and (environment := dict(os.environb)) != self._environment:
-            variables = {name for name, _ in environment.items() ^ self._environment.items()} - OF_TESTS
+            variables = {name for name, _ in environment.items() ^ self._environment.items()} - THEIR_OWN
             found.others += [f"the environment variable '{os.fsdecode(name)}'" for name in sorted(variables)]
             self._environment = environment
         if changes and not found.others and self._record is not None:
