@@ -397,8 +397,8 @@ def test_what_was_dropped_before_a_layer_is_unfrozen_stays_dropped(dtype, drops)
         for step, element in enumerate(elements[:3]):
             plain(element[None]).backward()
             manager.step().raise_for_status()
-            for own, other in zip(model.parameters(), plain.parameters(), strict=True):
-                torch.testing.assert_close(own.grad, other.grad, rtol=2e-2, atol=1e-3, msg=f"step {step}")
+            for own, other in zip(model.parameters(), plain.parameters(), strict=True):  # Plain sums are rounded.
+                torch.testing.assert_close(own.grad, other.grad, rtol=2e-2, atol=1e-2, msg=f"step {step}")
             for each in (model, plain):
                 if drops == "all":
                     torch.optim.SGD(each.parameters(), lr=0.0).zero_grad()
