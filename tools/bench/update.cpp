@@ -8,7 +8,6 @@
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/linalg_vector_norm.h>
-#include <ATen/ops/zeros.h>
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -70,7 +69,10 @@ class Contest {
       : manifest_(manifest_of(parameters)),
         session_(session_of(manifest_)),
         reduction_(session_, manifest_),
-        update_(session_, manifest_) {}
+        update_(session_, manifest_) {
+    const auto half = static_cast<std::int64_t>(session_.header().bytes.trained / sizeof(float) / ranks);
+    for (auto* moment : {&first_, &second_}) *moment = at::full({half}, 1e-4F);
+  }
 
   /// Time of rank 0, in ms.
   double ours(double clip_norm) {
@@ -94,10 +96,8 @@ class Contest {
         const auto norm = std::sqrt(2.0) * at::linalg_vector_norm(norms).item<double>();
         scale = at::full({}, std::max(1.0, norm / clip_norm), at::kFloat);
       }
-      auto* moments = session_.moments();
-      at::_fused_adamw_(view(session_.parameters()), gradients, view(moments),
-                        view(moments + session_.header().bytes.trained), {}, at::full({}, 3.0),
-                        /*lr=*/1e-3, /*beta1=*/0.9, /*beta2=*/0.99, /*weight_decay=*/0.1, /*eps=*/1e-8,
+      at::_fused_adamw_(view(session_.parameters()), gradients, first_, second_, {}, at::full({}, 3.0),
+                        adamw.learning_rate, adamw.beta1, adamw.beta2, adamw.weight_decay, adamw.epsilon,
                         /*amsgrad=*/false, /*maximize=*/false, scale, {});
     });
   }
@@ -133,6 +133,7 @@ class Contest {
   session::Session session_;
   session::Reduction reduction_;
   session::ParameterUpdate update_;
+  at::Tensor first_, second_;   ///< Moments of torch's optimizer, where an optimizer of a host has them.
   std::int64_t others_ns_ = 0;  ///< Of the time of `work`, what the other rank does.
 };
 
