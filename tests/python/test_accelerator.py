@@ -95,6 +95,10 @@ def test_the_session_makes_the_update_of_inner_steps():
             theirs.step()
             for one, other in zip(model.parameters(), oracle.model.parameters(), strict=True):
                 torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+        before = [parameter.detach().clone() for parameter in model.parameters()]
+        assert manager.call(lambda model: type(model).__name__) == "Words"  # It is no step, and updates nothing.
+        assert all(map(torch.equal, model.parameters(), before))
+        assert float(ours.state[next(model.parameters())]["step"]) == 4
 
 
 class Scaled(nn.Module):

@@ -321,6 +321,12 @@ StepResult Handle::make_step(const StepOptions& options, StepKind kind, const se
 }
 
 StepResult Handle::step(const StepOptions& options, const session::Update& update) {
+  for (const auto& tensor : manifest().tensors)
+    if (tensor.shares >= 0 && tensor.group != session::Group::frozen)
+      throw UsageError(fmt::format(
+          "'{}' lies in the memory of another parameter, and both are trained: the session cannot "
+          "update them; call the optimizer in the host",
+          tensor.name));
   if (view().control().moments_used.load() != update.moments()) clear_moments(update.moments());
   return make_step(options, StepKind::outer, &update);
 }
@@ -338,13 +344,6 @@ void Handle::clear_moments(session::Moments moments) {
   const State::Use use(*state_, "step");
   state_->check_open("step");
   if (!session()->word().closed) throw UsageError("the state of the optimizer was set during a step");
-  for (const auto& tensor : manifest().tensors)
-    if (tensor.shares >= 0 && tensor.group != session::Group::frozen)
-      throw UsageError(
-          fmt::format("'{}' lies in the memory of another parameter, and both are trained: no step updates "
-                      "them; call the "
-                      "optimizer in the host",
-                      tensor.name));
   auto& control = view().control();
   const auto trained = session()->header().bytes.trained;
   const auto bytes_of = [&](session::Moments m) { return static_cast<std::uint64_t>(m) * trained; };

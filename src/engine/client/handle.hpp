@@ -74,7 +74,7 @@ class Handle {
   StepResult step(const StepOptions& options = {}, StepKind kind = StepKind::outer);
   /// A step whose update the session makes, if it is the last of the `divisor` steps whose gradients are
   /// added. Blocks and throws as step() does, and as clear_moments(), which it calls for another kind of
-  /// optimizer. See set_update().
+  /// optimizer; throws UsageError if trained parameters share memory. See set_update().
   StepResult step(const StepOptions& options, const session::Update& update);
   /// How many updates a parameter has had, by its number in the manifest.
   std::uint64_t updates(std::size_t parameter) const noexcept;
@@ -82,7 +82,7 @@ class Handle {
   /// had.
   void set_update(std::size_t parameter, std::uint64_t group, std::uint64_t updates) noexcept;
   /// Makes room for moments, which lie in HostView::moments() as zeros; no parameter has had an update then.
-  /// Throws SessionError, UsageError (during a step; trained parameters share memory).
+  /// Throws SessionError, UsageError (during a step).
   void clear_moments(session::Moments moments);
   void zero_grad();
   /// Between two steps, Replica::call() of the rank, which finds itself what is to be called. Blocks for at

@@ -73,12 +73,12 @@ StepResult Stepper::step(const StepOptions& chosen, double timeout_s, StepKind k
     options.accumulate = false;  // What the session has applied is not to be applied again.
     options.parameters_changed = true;
   }
-  asked_update_ = nullptr;
+  asked_update_.reset();
   if (update != nullptr) {
     view_.keep_update(*update);
     const auto before = std::max(applied, view_.control().zeroed_step.load());
     const auto added = options.accumulate ? number - 1 - before : 0;
-    if (double(added + 1) >= update->divisor) asked_update_ = update;
+    if (double(added + 1) >= update->divisor) asked_update_ = *update;
   }
   const base::Patience patience(timeout_s, options.interrupted);
   auto& version = view_.control().parameter_version;
@@ -348,6 +348,7 @@ Stepper::Outcome Stepper::attempt(Purpose purpose, const StepOptions& options, c
   const auto& control = session_.control();
   const bool skip = purpose == Purpose::skip || purpose == Purpose::call;
   const bool applies = purpose == Purpose::compute_and_apply;
+  const bool updates = purpose == Purpose::compute && asked_update_;
   const bool keep =
       config_.on_nonfinite == NonfinitePolicy::keep && nonfinite_in_a_row_ < config_.nonfinite_limit;
   release_idle_threads();
@@ -363,11 +364,11 @@ Stepper::Outcome Stepper::attempt(Purpose purpose, const StepOptions& options, c
               .skip = skip,
               .repeat = options.repeat,
               .call = purpose == Purpose::call ? static_cast<std::uint32_t>(calling_rank) + 1 : 0,
-              .applies = asked_update_ != nullptr                ? session::Applies::session
+              .applies = updates                                 ? session::Applies::session
                          : !applies                              ? session::Applies::host
                          : __builtin_popcount(participants_) > 1 ? session::Applies::replicas
                                                                  : session::Applies::one_replica,
-              .update = asked_update_ != nullptr ? *asked_update_ : session::Update{},
+              .update = updates ? *asked_update_ : session::Update{},
               .device_team = skip ? session::DeviceTeam{} : device_team(),
               .parameter_version = control.parameter_version.load(),
               .loss_scale = loss_scale,

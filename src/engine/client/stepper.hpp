@@ -122,7 +122,7 @@ class Stepper {
   session::SpanWriter spans_;
   session::Reduction reduction_;
   session::ParameterUpdate update_;
-  const session::Update* asked_update_ = nullptr;  ///< Of the step under way.
+  std::optional<session::Update> asked_update_;  ///< Of the last step.
   Link& link_;
   EndProcesses end_processes_;
   LossScaler loss_scaler_;
