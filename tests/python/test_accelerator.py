@@ -101,6 +101,28 @@ def test_the_session_makes_the_update_of_inner_steps():
         assert float(ours.state[next(model.parameters())]["step"]) == 4
 
 
+class TiedByStorage(nn.Module):
+    """Two parameters over one memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Linear(4, 3, bias=False)
+        self.row = nn.Parameter(self.encoder.weight.data[1])
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> dict[str, Any]:
+        return {"loss": self.encoder(x).pow(2).mean() + self.row.pow(3).sum()}
+
+
+def test_parameters_over_one_memory_are_not_updated_by_the_session():
+    model = TiedByStorage()
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    with start(model, Vectors(), nprocs=1, batch_size_per_device=3) as manager:
+        with pytest.raises(accelmgr.UsageError, match="lies in the memory of another parameter"):
+            manager.step(optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+        assert manager.statistics().steps == 0
+        assert all(map(torch.equal, model.parameters(), before))
+
+
 class Scaled(nn.Module):
     """Its temperature is a plain tensor, and its loss is computed outside."""
 
