@@ -228,6 +228,7 @@ class Manager {
   void kill() noexcept;
 
  private:
+  std::vector<NamedTensor> optimizer_state(int moments) const;
   struct State;
   explicit Manager(std::unique_ptr<State> state);
   std::unique_ptr<State> state_;

@@ -416,7 +416,18 @@ void bind_manager(nb::module_& module) {
           [](Handle& self, std::uint32_t moments) {
             unlocked([&, &m = self.started()] { m.clear_moments(static_cast<session::Moments>(moments)); });
           },
-          nb::arg("moments"), "Room for 0, 1 or 2 moments of each parameter, as zeros.")
+          nb::arg("moments"),
+          "Room for 0, 1 or 2 moments of each parameter, as zeros. No other host goes on with them before "
+          "use_moments().")
+      .def(
+          "use_moments",
+          [](Handle& self, std::uint32_t moments) {
+            self.started().use_moments(static_cast<session::Moments>(moments));
+          },
+          nb::arg("moments"), "All of them are written.")
+      .def_prop_ro(
+          "is_updated", [](Handle& self) { return self.started().is_updated(); },
+          "Whether the last committed step has updated the parameters in the session.")
       .def_prop_ro(
           "moments_used",
           [](Handle& self) {

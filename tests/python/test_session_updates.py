@@ -224,17 +224,69 @@ def trained(service: Service, steps: int, *, hosts: int = 1) -> tuple[list[torch
     return found
 
 
-def test_the_next_host_goes_on_with_the_optimizer(service: Service, tmp_path: pathlib.Path) -> None:
-    ours = trained(service, 9, hosts=3)
-    other = tmp_path / "other"
-    other.mkdir()
-    whole = Service(other)
+def check_undisturbed(folder: pathlib.Path, ours: tuple[list[torch.Tensor], list[torch.Tensor]], steps: int) -> None:
+    """ours: parameters and state, which must have the bits that so many steps of one host make."""
+    (folder / "other").mkdir()
+    whole = Service(folder / "other")
     try:
-        theirs = trained(whole, 9)
+        theirs = trained(whole, steps)
     finally:
         whole.end()
-    for one, two in zip(ours, theirs, strict=True):
-        assert all(map(torch.equal, one, two))
+    for one, other in zip(ours, theirs, strict=True):
+        assert all(map(torch.equal, one, other))
+
+
+DIES_WHILE_IT_LOADS = """
+    import os, signal, sys, torch, accelmgr
+    from accelmgr._host import session_updates
+
+    with accelmgr.attach(sys.argv[1], timeout=60) as manager:
+        optimizer = torch.optim.AdamW(manager.parameters())
+        for parameter in manager.parameters():
+            state = {name: torch.ones_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
+            optimizer.state[parameter] = state | {"step": torch.tensor(7.0)}
+        written = session_updates.write
+        places = []
+
+        def write(place, value):
+            places.append(place)
+            if len(places) == 4:
+                os.kill(os.getpid(), signal.SIGKILL)
+            written(place, value)
+
+        session_updates.write = write
+        manager.step(optimizer=optimizer)
+"""
+
+
+def test_a_state_that_a_host_has_half_written_is_nobody_s(service: Service) -> None:
+    trained(service, 2)
+    program = [sys.executable, "-c", textwrap.dedent(DIES_WHILE_IT_LOADS), os.fspath(service.socket)]
+    assert subprocess.run(program, timeout=60).returncode == -signal.SIGKILL
+    with accelmgr.attach(service.socket, timeout=60):
+        pass  # Waits until the service has seen that the host is dead.
+    assert "no host has made an inner step" in accelmgr_step(service, "--update")
+    with accelmgr.attach(service.socket, timeout=60) as manager:
+        optimizer = torch.optim.AdamW(manager.parameters())
+        manager.step(optimizer=optimizer).raise_for_status()
+        assert float(optimizer.state[manager.parameters()[0]]["step"]) == 1
+
+
+def test_a_state_that_is_older_than_the_last_step_is_not_taken(service: Service) -> None:
+    with accelmgr.attach(service.socket) as manager:
+        optimizer = torch.optim.AdamW(manager.parameters())
+        manager.step(optimizer=optimizer).raise_for_status()
+        manager.step().raise_for_status()
+        optimizer.step()
+    with accelmgr.attach(service.socket, timeout=60) as manager:
+        optimizer = torch.optim.AdamW(manager.parameters())
+        manager.step(optimizer=optimizer).raise_for_status()
+        assert float(optimizer.state[manager.parameters()[0]]["step"]) == 1
+
+
+def test_the_next_host_goes_on_with_the_optimizer(service: Service, tmp_path: pathlib.Path) -> None:
+    ours = trained(service, 9, hosts=3)
+    check_undisturbed(tmp_path, ours, 9)
 
 
 def accelmgr_step(service: Service, *options: str) -> str:
@@ -248,15 +300,7 @@ def test_the_service_goes_on_without_a_host(service: Service, tmp_path: pathlib.
     trained(service, 2)
     assert accelmgr_step(service, "--update", "--count", "3").count("loss") == 3
     ours = trained(service, 6)
-    other = tmp_path / "other"
-    other.mkdir()
-    whole = Service(other)
-    try:
-        theirs = trained(whole, 6)
-    finally:
-        whole.end()
-    for one, two in zip(ours, theirs, strict=True):
-        assert all(map(torch.equal, one, two))
+    check_undisturbed(tmp_path, ours, 6)
 
 
 HOST = """
@@ -282,15 +326,7 @@ def test_a_host_that_is_killed_leaves_a_whole_step(service: Service, tmp_path: p
         assert manager.unfinished == ""
         done = manager.statistics().steps
     ours = trained(service, done + 2)
-    other = tmp_path / "other"
-    other.mkdir()
-    whole = Service(other)
-    try:
-        theirs = trained(whole, done + 2)
-    finally:
-        whole.end()
-    for one, two in zip(ours, theirs, strict=True):
-        assert all(map(torch.equal, one, two))
+    check_undisturbed(tmp_path, ours, done + 2)
 
 
 def test_pending_steps_of_a_service(service: Service) -> None:

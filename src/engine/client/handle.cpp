@@ -255,8 +255,7 @@ Handle::Handle(const std::string& path, const AttachSettings& settings) {
   base::log().info("this host drives the session of the service (pid {}) at '{}', with lease {}",
                    state_->link().manager_pid(), path, state_->link().lease());
   if (!state_->unfinished.empty()) base::log().warn("{}", state_->unfinished);
-  const auto& counters = session()->counters(session()->word().index);
-  if (state_->overwrites && counters.applied_step != counters.steps)  // What inner steps leave is of no use.
+  if (state_->overwrites && !is_updated())  // What inner steps leave is of no use.
     base::log().warn(
         "an earlier host has left the gradients of step {}, which it {}: the first step overwrites them",
         session()->counters(session()->word().index).steps,
@@ -327,7 +326,10 @@ StepResult Handle::step(const StepOptions& options, const session::Update& updat
           "'{}' lies in the memory of another parameter, and both are trained: the session cannot "
           "update them; call the optimizer in the host",
           tensor.name));
-  if (view().control().moments_used.load() != update.moments()) clear_moments(update.moments());
+  if (view().control().moments_used.load() != update.moments()) {
+    clear_moments(update.moments());
+    use_moments(update.moments());
+  }
   return make_step(options, StepKind::outer, &update);
 }
 
@@ -356,9 +358,16 @@ void Handle::clear_moments(session::Moments moments) {
     session()->allocate_moments(moments);
     control.moments_allocated.store(moments);
   }
+  control.moments_used.store(session::Moments::none);  // Until the caller has written all of them.
   session::best_kernels().zero(view().moments(), bytes_of(moments));
   for (std::size_t i = 0; i < manifest().tensors.size(); ++i) set_update(i, view().updated()[i].group, 0);
-  control.moments_used.store(moments);
+}
+
+void Handle::use_moments(session::Moments moments) noexcept { view().control().moments_used.store(moments); }
+
+bool Handle::is_updated() const noexcept {
+  const auto& counters = session()->counters(session()->word().index);
+  return counters.steps != 0 && counters.applied_step == counters.steps;
 }
 
 void Handle::zero_grad() {

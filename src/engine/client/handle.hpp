@@ -82,8 +82,12 @@ class Handle {
   /// had.
   void set_update(std::size_t parameter, std::uint64_t group, std::uint64_t updates) noexcept;
   /// Makes room for moments, which lie in HostView::moments() as zeros; no parameter has had an update then.
-  /// Throws SessionError, UsageError (during a step).
+  /// Until use_moments() there is no state that another host goes on with. Throws SessionError (too little
+  /// memory), UsageError (during a step).
   void clear_moments(session::Moments moments);
+  void use_moments(session::Moments moments) noexcept;
+  /// Whether the last committed step has updated the parameters in the session.
+  bool is_updated() const noexcept;
   void zero_grad();
   /// Between two steps, Replica::call() of the rank, which finds itself what is to be called. Blocks for at
   /// most `step_timeout`. Throws RunnerError when a runner is lost meanwhile, SessionError after the timeout.

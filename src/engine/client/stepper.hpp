@@ -122,7 +122,7 @@ class Stepper {
   session::SpanWriter spans_;
   session::Reduction reduction_;
   session::ParameterUpdate update_;
-  std::optional<session::Update> asked_update_;  ///< Of the last step.
+  std::optional<session::Update> asked_update_;  ///< The update that the last step() makes in the session.
   Link& link_;
   EndProcesses end_processes_;
   LossScaler loss_scaler_;

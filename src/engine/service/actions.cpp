@@ -96,8 +96,12 @@ Problem problem_of(const StepResult& result) {
 /// That of the last inner step. Throws Problem if there was none.
 std::optional<session::Update> last_update(const session::Session& session) {
   const auto& control = session.control();
-  if (const auto asked = control.updates_asked.load(); asked != 0) return control.updates[asked % 2];
-  throw Problem(409, "no_update", "no host has made an inner step",
+  if (const auto asked = control.updates_asked.load(); asked != 0) {
+    const auto& last = control.updates[asked % 2];
+    if (last.moments() == control.moments_used.load())
+      return last;  // Or a host has died while it wrote them.
+  }
+  throw Problem(409, "no_update", "no host has made an inner step with the optimizer's state that is there",
                 {.hint = "attach a host, and let it step with its optimizer"});
 }
 

@@ -43,7 +43,7 @@ bool gave_gradient(const Session& session, std::size_t tensor, std::uint64_t att
 /// Whether the last attempt, which is committed, updates the tensor.
 bool updates_tensor(const Session& session, std::size_t tensor, std::uint64_t attempt) noexcept;
 
-/// The last step whose gradients were applied, or of which a host has begun to apply them.
+/// The last step whose gradients the session has applied, or a host has begun to apply.
 std::uint64_t applied_step(const Session& session) noexcept;
 
 /// Any process: closes an aborted attempt, or a committed one that is done; wakes host and loader. True if

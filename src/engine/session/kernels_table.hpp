@@ -23,21 +23,21 @@ struct UpdateArrays {
 };
 
 struct SgdFactors {
-  double gradient;  ///< Of the gradient, before anything else.
-  double decay;     ///< Of the parameter that is added to the gradient.
+  double gradient;  ///< The gradient is multiplied by this first.
+  double decay;     ///< The parameter times this is added to the gradient.
   double momentum;
   double step;
   bool nesterov;
 };
 
 struct AdamFactors {
-  double gradient;
-  double decay;   ///< adam: of the parameter that is added to the gradient.
-  double shrink;  ///< adamw: of the parameter, before its step.
-  double first;   ///< 1 - beta1
+  double gradient;  ///< The gradient is multiplied by this first.
+  double decay;     ///< adam: the parameter times this is added to the gradient.
+  double shrink;    ///< adamw: the parameter is multiplied by this before its step.
+  double first;     ///< 1 - beta1
   double beta2;
-  double step;        ///< The learning rate, with the first moment's correction.
-  double correction;  ///< Of the root of the second moment, as a divisor.
+  double step;        ///< The learning rate, divided by 1 - beta1^n for update n.
+  double correction;  ///< The root of the second moment is divided by this: the root of 1 - beta2^n.
   double epsilon;
 };
 

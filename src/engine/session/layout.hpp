@@ -70,7 +70,7 @@ constexpr DType dtype_of(Element e) noexcept {
 /// Sizes that follow from the tensors of a model, in bytes.
 struct TensorBytes {
   std::uint64_t parameters = 0;
-  std::uint64_t trained = 0;              ///< Of the parameters, those that are trained from the start.
+  std::uint64_t trained = 0;              ///< What the parameters take that are trained from the start.
   std::uint64_t gradients = 0;            ///< What those take that are trained from the start.
   std::uint64_t gradient_room = 0;        ///< With the room for those that are frozen.
   std::uint64_t slab = 0, slab_room = 0;  ///< The same in a slab.
@@ -210,7 +210,7 @@ struct Update {
   /// 1: a parameter without a gradient in this attempt is left alone. 0: its gradient is zero.
   std::uint32_t leaves_absent = 0;
   double clip_norm = 0;  ///< 0: no clipping.
-  double divisor = 1;    ///< Of the gradients, before clipping.
+  double divisor = 1;    ///< Gradients are divided by this before they are clipped.
   UpdateGroup groups[max_update_groups]{};
 
   Moments moments() const noexcept {
@@ -390,8 +390,9 @@ struct RunnerRecord {
                                                   ///< slice writes it.
   PartCursor more_cursors[max_parts - 1];         ///< Those of the other parts.
   PartCursor update_cursors[max_parts];           ///< The same of the update of parameters.
-  std::atomic<double> squares;  ///< Of the gradients in its slice, their sum; written before `cursor` is at
-                                ///< its end, if the update clips.
+  /// The sum of the squares of the gradients in its slice, if the update clips. Written before `cursor` is at
+  /// its end.
+  std::atomic<double> squares;
   alignas(64) std::atomic<Phase> phase;
   std::atomic<std::uint64_t> heartbeat;  ///< Grows when a phase begins, and with each slice of waiting.
   std::atomic<std::uint64_t> attempt;    ///< The last attempt that it began.

@@ -287,11 +287,15 @@ std::int64_t Manager::updates() const noexcept {
 }
 
 std::vector<NamedTensor> Manager::optimizer_state() const {
+  state_->handle.check_owner("optimizer_state");
+  return optimizer_state(static_cast<int>(state_->handle.view().control().moments_used.load()));
+}
+
+std::vector<NamedTensor> Manager::optimizer_state(int moments) const {
   const auto& handle = state_->handle;
-  handle.check_owner("optimizer_state");
   std::vector<NamedTensor> state;
   const auto names = libtorch::names_in_state(groups());
-  const auto held = handle.view().control().moments_used.load();
+  const auto held = static_cast<session::Moments>(moments);
   const bool both = held == session::Moments::both;
   for (std::size_t i = 0; i < names.size() && held != session::Moments::none; ++i) {
     const auto& group = groups()[i];
@@ -312,10 +316,12 @@ std::vector<NamedTensor> Manager::optimizer_state() const {
 
 void Manager::load_optimizer_state(const OptimizerConfig& config, const std::vector<NamedTensor>& state) {
   auto& handle = state_->handle;
-  handle.clear_moments(update_of(config, 0).moments());
-  const auto own = optimizer_state();
+  const auto moments = update_of(config, 0).moments();
+  handle.clear_moments(moments);
+  const auto own = optimizer_state(static_cast<int>(moments));
   libtorch::load_state(own, state);
   state_->set_updates(own.back().tensor.item<std::int64_t>());
+  handle.use_moments(moments);
 }
 
 void Manager::zero_grad() { state_->handle.zero_grad(); }

@@ -70,8 +70,8 @@ TEST(Protocol, WithUpdatesForTwoRunnersIsNeverStuckWithoutDeadlines) {
 constexpr ProtocolModel::Options three_runners{
     .ranks = 3, .chunks = 1, .deaths = 1, .host_dies = false, .private_steps = false};
 
-/// Three runners have millions of states, of which a build that is slow visits few in the time of a test. It
-/// explores two.
+/// Three runners have millions of states. A slow build could visit only a few of them in a test's time, which
+/// would prove nothing; it explores two runners.
 class ProtocolOfThree : public testing::Test {
  protected:
   void SetUp() override {

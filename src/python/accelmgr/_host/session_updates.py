@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
@@ -11,6 +12,8 @@ from accelmgr import _native
 from accelmgr._common.inner import parameters_of
 from accelmgr._common.memory import tensor_over, write
 from accelmgr.errors import UsageError
+
+logger = logging.getLogger("accelmgr")
 
 MOST_GROUPS = 16
 KINDS: dict[type, str] = {torch.optim.SGD: "sgd", torch.optim.Adam: "adam", torch.optim.AdamW: "adamw"}
@@ -50,15 +53,26 @@ class SessionUpdates:
         self._leaves = leaves
         self._steps = torch.zeros(len(leaves))
         self._step_of = self._steps.unbind()  # Views: the "step" that torch has of each parameter.
-        self._seen: list[tuple[int, int]] = []  # Of the optimizer's state, which others may write.
+        self._seen: list[tuple[int, int]] = []  # _versions() when the session and `optimizer.state` were the same.
         self._groups: list[int | None] = []
         self._find_moments()
         self._place_groups()
-        has_left = handle.moments_used == len(self._names) and any(handle.updates())
-        if adopts and has_left and not optimizer.state:
+        if adopts and not optimizer.state and self._has_left():
             self._note()
         else:
             self._bring()
+
+    def _has_left(self) -> bool:
+        """Whether there is the state of such an optimizer, as it is after the last step."""
+        if not any(self.handle.updates()):
+            return False
+        if self.handle.is_updated and self.handle.moments_used == len(self._names):
+            return True
+        logger.warning(
+            "the optimizer begins with a new state: what an earlier host has left is of another kind of optimizer, "
+            "half written, or older than the last step"
+        )
+        return False
 
     def _find_moments(self) -> None:
         first, second = (
@@ -116,6 +130,7 @@ class SessionUpdates:
                 if (moment := self._moments[name][number]) is not None:
                     write(moment, state[name])
             self.handle.set_update(number, self._groups[number], int(state.get("step", len(held))))
+        self.handle.use_moments(len(self._names))
         self._note()
 
     def _note(self) -> None:
