@@ -16,6 +16,7 @@
 #include "accelmgr/errors.hpp"
 #include "accelmgr/named_tensor.hpp"
 #include "accelmgr/optimizer.hpp"
+#include "accelmgr/pending_steps.hpp"
 #include "accelmgr/statistics.hpp"
 #include "accelmgr/step_result.hpp"
 
@@ -125,6 +126,18 @@ class Manager {
   /// those of Optimizer within rounding. Throws SessionError (too little memory for the state), ConfigError,
   /// UsageError (trained parameters that share memory without being the same).
   StepResult step(const StepOptions& options = {});
+
+  /// Begins `n` inner steps, with StepOptions::optimizer, and returns at once: a thread makes them, as n
+  /// calls of step() would, and ends at the first one that is not ok. The n steps share `options`; those of a
+  /// service are made by the service, and go on when this process ends or detaches. Until they are over,
+  /// other calls that step, write or change the session throw UsageError; stop() cancels them, but not those
+  /// of a service. Parameters change meanwhile: read them when the steps are over. Throws as step(),
+  /// SystemError, SessionError (the service refuses).
+  PendingSteps begin_steps(int n, const StepOptions& options);
+  /// Those that begin_steps() has begun last. After attach(): those that an earlier host of the service has
+  /// begun, if no other step was made since; they may be under way, and step() throws UsageError until they
+  /// are over. Empty: none. Throws SystemError.
+  std::optional<PendingSteps> pending_steps();
 
   /// Updates that inner steps have made.
   std::int64_t updates() const noexcept;

@@ -106,6 +106,8 @@ static_assert(killed_manager_ends_s < manager_stop_s && killed_manager_ends_s < 
 
 /// For the first message that a new process or its creator gets: it was sent before, or follows at once.
 inline constexpr double first_words_s = 30;
+/// For a service to answer a request for which it need not wait.
+inline constexpr double service_answer_s = 30;
 /// For a fork of the host to begin, and for others that are forked in its place. One that does not begin
 /// waits for a lock that another thread of the host held at that moment.
 inline constexpr double fork_begins_s[] = {1, 1, 3};

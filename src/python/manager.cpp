@@ -278,6 +278,20 @@ class Handle {
     made.append(nb::cast(std::move(result)));
   }
 
+  void begin_service_steps(int count, std::optional<double> timeout_s, const UpdateNumbers& update) {
+    auto& handle = started();
+    const Unlocked unlocked;
+    handle.begin_service_steps(count, {.timeout_s = timeout_s, .accumulate = false}, update_of(update));
+  }
+
+  /// Whether the steps are under way, what has ended them, and the results after the first `known`.
+  std::tuple<bool, std::string, std::vector<StepResult>> service_steps(std::size_t known) {
+    auto& handle = started();
+    const Unlocked unlocked;
+    auto steps = handle.service_steps(known);
+    return {steps.under_way || !steps.is_all, std::move(steps.error), std::move(steps.results)};
+  }
+
   void while_waiting(const nb::typed<nb::callable, nb::object()>& work) { work_ = work; }
 
   const config::LoadedConfig& loaded() const noexcept { return loaded_; }
@@ -399,6 +413,22 @@ void bind_manager(nb::module_& module) {
            "Appends the result to `made`, also if it then raises what a signal handler has raised. inner: of "
            "an inner "
            "step, how many were made again before it. update: the session makes it, as a part of the step.")
+      .def("begin_service_steps", &Handle::begin_service_steps, nb::arg("count"), nb::arg("timeout").none(),
+           nb::arg("update"), "The service makes inner steps, also if this process ends.")
+      .def("service_steps", &Handle::service_steps, nb::arg("known"),
+           "Of these steps, or of those that attach() has found: whether there are more to come, what has "
+           "ended "
+           "them if that is in no result, and the results after the first `known`.")
+      .def(
+          "cancel_service_steps",
+          [](Handle& self) { unlocked([&m = self.started()] { m.cancel_service_steps(); }); },
+          "Ends them; blocks while one is under way.")
+      .def_prop_ro(
+          "found_steps", [](Handle& self) { return self.started().found_steps(); },
+          "For how many steps attach() has found that nobody has waited.")
+      .def_prop_ro(
+          "is_attached", [](Handle& self) { return self.started().is_attached(); },
+          "Whether the manager is a service.")
       .def("moments", &Handle::moments,
            "The first moments of the parameters, and the second ones; None for those that the session cannot "
            "update.")

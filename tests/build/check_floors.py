@@ -30,6 +30,7 @@ FLOOR_OF_PUBLIC_HEADER = {
     "reduce_op.hpp": "base",
     "config.hpp": "base/config",
     "step_result.hpp": "engine/session",
+    "pending_steps.hpp": "engine/client",
     "named_tensor.hpp": "libtorch/tensor",
     "model.hpp": "libtorch/model",
     "torch_module.hpp": "libtorch/model",

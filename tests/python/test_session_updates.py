@@ -289,10 +289,14 @@ def test_the_next_host_goes_on_with_the_optimizer(service: Service, tmp_path: pa
     check_undisturbed(tmp_path, ours, 9)
 
 
+def accelmgr_says(service: Service, command: str, *options: str) -> str:
+    words = [os.fspath(PROGRAM), command, "--socket", os.fspath(service.socket), *options]
+    said = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    return said.stdout + said.stderr
+
+
 def accelmgr_step(service: Service, *options: str) -> str:
-    command = [os.fspath(PROGRAM), "step", "--socket", os.fspath(service.socket), *options]
-    made = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    return made.stdout + made.stderr
+    return accelmgr_says(service, "step", *options)
 
 
 def test_the_service_goes_on_without_a_host(service: Service, tmp_path: pathlib.Path) -> None:

@@ -28,6 +28,7 @@ struct AskArguments {
   int count = 1;
   bool overwrite = false;
   bool update = false;
+  bool no_wait = false;
   double timeout_s = 0;
   std::string since;
   int runners = 0, rank = 0;
@@ -98,6 +99,12 @@ std::string steps_text(const json& answer) {
   std::string text;
   for (const auto& step : answer["steps"]) text += step_text(step);
   return text;
+}
+
+std::string pending_text(const json& pending) {
+  auto text = fmt::format("{} of {} steps are made{}\n", text_of(pending["made"]), text_of(pending["count"]),
+                          pending["under_way"].get<bool>() ? ", the others go on" : "");
+  return pending["error"].is_null() ? text : text + fmt::format("error: {}\n", text_of(pending["error"]));
 }
 
 std::string checkpoint_text(const json& written) {
@@ -218,6 +225,23 @@ base::Deadline service_bounds(const AskArguments& arguments, std::optional<doubl
   return base::Deadline::in_seconds(1e9);
 }
 
+/// Prints all results that there are: an answer has some of them.
+int list_pending(const AskArguments& arguments) {
+  std::size_t known = 0;
+  for (;;) {
+    std::size_t told = 0;
+    const auto show = [&](const json& pending) {
+      told = pending["steps"].size();
+      return steps_text(pending) + (told == 0 ? pending_text(pending) : "");
+    };
+    const auto target = fmt::format("/v1/pending?since={}", known);
+    if (const int code = ask(arguments, "GET", target.c_str(), "", soon(), show);
+        code != exit_done || told == 0)
+      return code;
+    known += told;
+  }
+}
+
 /// What `accelmgr list` says of one service. Empty: none listens there any more.
 std::optional<json> listed(const client::NamedSocket& socket) {
   json line{{"name", socket.name}, {"socket", socket.path}, {"status", nullptr}, {"why_no_status", nullptr}};
@@ -286,7 +310,7 @@ void add_service_commands(CLI::App& app, Action& action) {
   auto* step = add(app, "step", "Lets a service make steps that no host drives", arguments);
   step->add_option("--count", arguments->count, "Steps to make (1)")
       ->take_last()
-      ->check(CLI::Range(1, 1000))
+      ->check(CLI::Range(1, 100'000))
       ->type_name("N");
   step->add_flag("--overwrite", arguments->overwrite, "Overwrites the gradients instead of adding to them");
   step->add_flag("--update", arguments->update,
@@ -295,16 +319,35 @@ void add_service_commands(CLI::App& app, Action& action) {
       ->take_last()
       ->check(CLI::NonNegativeNumber)
       ->type_name("SECONDS");
+  step->add_flag(
+      "--no-wait", arguments->no_wait,
+      "Returns when they have begun: `accelmgr pending` tells of them, `accelmgr cancel` ends them");
   step->callback([arguments, step, &action] {
     const bool has_timeout = step->count("--timeout") > 0;
     action = [arguments, has_timeout] {
       json body{
           {"count", arguments->count}, {"accumulate", !arguments->overwrite}, {"update", arguments->update}};
       if (has_timeout) body["timeout_s"] = arguments->timeout_s;
+      body["wait"] = !arguments->no_wait;
+      if (arguments->no_wait)
+        return ask(*arguments, "POST", "/v1/step", body.dump(), soon(), [](const json& answer) {
+          return fmt::format("{} steps have begun\n", text_of(answer["pending"]));
+        });
       const auto most_s = has_timeout ? std::optional(arguments->count * arguments->timeout_s) : std::nullopt;
       return ask(*arguments, "POST", "/v1/step", body.dump(), service_bounds(*arguments, most_s), steps_text);
     };
   });
+
+  add(app, "pending", "Lists the steps that a service makes, or has made, for which nobody waits", arguments)
+      ->callback([arguments, &action] { action = [arguments] { return list_pending(*arguments); }; });
+  add(app, "cancel", "Ends the steps that a service makes for which nobody waits, before the next one",
+      arguments)
+      ->callback([arguments, &action] {
+        action = [arguments] {
+          return ask(*arguments, "POST", "/v1/cancel", "", service_bounds(*arguments, std::nullopt),
+                     pending_text);
+        };
+      });
 
   auto* events =
       add(app, "events", "Prints what happens in a service, a line for each event, until it ends", arguments);

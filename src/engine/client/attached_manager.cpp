@@ -81,7 +81,7 @@ AttachedManager AttachedManager::attach(const std::string& service, const Settin
       if (started == nullptr) throw SessionError("the service did not say which runners it has");
       Link link(std::move(answer.fd), socket.take_service(), attached.lease);
       link.take_in(std::move(*started));
-      return {std::move(link), std::move(attached)};
+      return {path, std::move(link), std::move(attached)};
     }
     const bool interrupted = settings.interrupted && settings.interrupted();
     if (!passes(answer) || deadline.passed() || interrupted)

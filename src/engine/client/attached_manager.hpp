@@ -29,6 +29,8 @@ class AttachedManager {
   const Link& link() const noexcept { return link_; }
   /// What the service has sent. The caller takes the descriptors of the session out of it.
   protocol::Attached& attached() noexcept { return attached_; }
+  /// The path of the service's socket.
+  const std::string& path() const noexcept { return path_; }
 
   /// Lets another host drive the session. This process must have given up its mappings.
   void detach() noexcept;
@@ -37,9 +39,10 @@ class AttachedManager {
   std::string end() noexcept;
 
  private:
-  AttachedManager(Link link, protocol::Attached attached)
-      : link_(std::move(link)), attached_(std::move(attached)) {}
+  AttachedManager(std::string path, Link link, protocol::Attached attached)
+      : path_(std::move(path)), link_(std::move(link)), attached_(std::move(attached)) {}
 
+  std::string path_;
   Link link_;
   protocol::Attached attached_;
 };

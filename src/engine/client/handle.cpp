@@ -100,8 +100,23 @@ struct Handle::State {
           fmt::format("{}() was called in a forked child; the manager belongs to process {}", call, owner));
   }
   std::uint64_t steps() const noexcept { return session->counters(session->word().index).steps; }
-  void check_open(const char* call) const {
+  void check_open(const char* call) {
     if (stopped) throw UsageError(fmt::format("{}() was called after stop()", call));
+    check_drives(call);
+  }
+  /// Throws UsageError while the service makes steps in the place of this host.
+  void check_drives(const char* call) {
+    if (service_drives())
+      throw UsageError(
+          fmt::format("{}() was called while the service makes steps that were begun before", call));
+  }
+  bool service_drives() {
+    if (!waits_for_service) return false;
+    waits_for_service = !link().manager_ended() && client::service_steps(service->path(), 0).under_way;
+    if (waits_for_service) return true;
+    overwrites = false;
+    stepper->touched().committed(session->word().attempt, /*accumulate=*/false);
+    return false;
   }
   void start(const StartSettings& settings);
   void attach(bool keep_gradients);
@@ -139,6 +154,7 @@ struct Handle::State {
   std::optional<Stepper> stepper;
   std::optional<Checkpoints> checkpoints;
   std::uint64_t requests_answered = 0;  ///< Of Control::checkpoint_requests.
+  bool waits_for_service = false;
   LeftGradients left = LeftGradients::none;
   bool overwrites = false;  ///< The first step does, whatever its options say.
 };
@@ -187,6 +203,7 @@ void Handle::State::attach(bool keep_gradients) {
   requests_answered = session->control().checkpoint_requests.load();  // Those of earlier hosts.
   stepper.emplace(config, *view, manifest, link(), [this] { return service->end(); });
   checkpoints.emplace(config, run, *view, manifest, link());
+  waits_for_service = service->attached().pending_steps != 0;
 }
 
 void Handle::State::stop() noexcept {
@@ -320,6 +337,11 @@ StepResult Handle::make_step(const StepOptions& options, StepKind kind, const se
 }
 
 StepResult Handle::step(const StepOptions& options, const session::Update& update) {
+  prepare_update(update);
+  return make_step(options, StepKind::outer, &update);
+}
+
+void Handle::prepare_update(const session::Update& update) {
   for (const auto& tensor : manifest().tensors)
     if (tensor.shares >= 0 && tensor.group != session::Group::frozen)
       throw UsageError(fmt::format(
@@ -330,8 +352,35 @@ StepResult Handle::step(const StepOptions& options, const session::Update& updat
     clear_moments(update.moments());
     use_moments(update.moments());
   }
-  return make_step(options, StepKind::outer, &update);
 }
+
+void Handle::begin_service_steps(int count, const StepOptions& options, const session::Update& update) {
+  constexpr const char* call = "begin_steps";
+  auto& state = *state_;
+  if (!state.service) throw UsageError("begin_service_steps() was called for a manager that is no service");
+  prepare_update(update);
+  const State::Use use(state, call);
+  state.check_open(call);
+  if (state.overwrites) state.stepper->zero_gradients();
+  view().keep_update(update);
+  client::begin_service_steps(state.service->path(), count, options,
+                              options.timeout_s.value_or(state.config.step_timeout), /*inner=*/true);
+  state.waits_for_service = true;
+}
+
+ServiceSteps Handle::service_steps(std::size_t known) const {
+  return client::service_steps(state_->service->path(), known);
+}
+
+void Handle::cancel_service_steps() const {
+  client::cancel_service_steps(state_->service->path(), state_->config.step_timeout);
+}
+
+int Handle::found_steps() const noexcept {
+  return state_->service ? state_->service->attached().pending_steps : 0;
+}
+
+bool Handle::is_attached() const noexcept { return state_->service.has_value(); }
 
 std::uint64_t Handle::updates(std::size_t parameter) const noexcept {
   return view().updated()[parameter].updates_before + session()->updates(session()->word().index)[parameter];
@@ -372,6 +421,7 @@ bool Handle::is_updated() const noexcept {
 
 void Handle::zero_grad() {
   const State::Use use(*state_, "zero_grad");
+  state_->check_drives("zero_grad");
   state_->stepper->zero_gradients();
   state_->overwrites = false;
 }
@@ -392,11 +442,13 @@ void Handle::call(int rank) {
 
 std::vector<bool> Handle::touched() const {
   const State::Use use(*state_, "touched");
+  state_->service_drives();  // Or else it takes in what the service's steps have touched.
   return state_->stepper->touched().parameters();
 }
 
 void Handle::set_touched(std::span<const std::size_t> parameters, bool touched) {
   const State::Use use(*state_, "set_touched");
+  state_->check_drives("set_touched");
   for (const auto parameter : parameters) state_->stepper->touched().set(parameter, touched);
 }
 
@@ -452,6 +504,7 @@ void Handle::State::keep_whole() noexcept {
 
 void Handle::begin_writing(Written written) {
   const State::Use use(*state_, "writing");
+  state_->check_drives("writing");
   auto& version = view().control().parameter_version;
   if (version.load() % 2 != 0)
     throw UsageError("parameters are being written already; writing() does not nest");
@@ -512,6 +565,7 @@ std::vector<Value> Handle::buffers() const {
 
 void Handle::update_buffers(std::span<const Value> values) {
   const State::Use use(*state_, "update_buffers");
+  state_->check_drives("update_buffers");
   const auto& session = *state_->session;
   if (!session.word().closed) throw UsageError("buffers may only be written between steps");
   std::vector<const session::BufferEntry*> entries;
@@ -628,6 +682,8 @@ void Handle::claim(const char* call) {
 void Handle::release() noexcept {
   if (--state_->claims == 0) state_->user.store(0);
 }
+
+void Handle::take_claim() noexcept { state_->user.store(State::own_number() | State::claimed_bit); }
 
 void Handle::stop() {
   const State::Use use(*state_, "stop");

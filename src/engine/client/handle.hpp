@@ -13,6 +13,7 @@
 #include "accelmgr/config.hpp"
 #include "accelmgr/statistics.hpp"
 #include "accelmgr/step_result.hpp"
+#include "engine/client/service_steps.hpp"
 #include "engine/client/step_kind.hpp"
 #include "engine/client/values.hpp"
 #include "engine/session/manifest.hpp"
@@ -76,6 +77,18 @@ class Handle {
   /// added. Blocks and throws as step() does, and as clear_moments(), which it calls for another kind of
   /// optimizer; throws UsageError if trained parameters share memory. See set_update().
   StepResult step(const StepOptions& options, const session::Update& update);
+  /// Of a host of a service: lets the service make `count` inner steps, also if this process ends meanwhile.
+  /// Until they are over, calls that step, write or change the session throw UsageError. Throws as step()
+  /// does, SessionError (the service refuses), and UsageError when this process has started the manager
+  /// itself.
+  void begin_service_steps(int count, const StepOptions& options, const session::Update& update);
+  /// Those that this host has begun, or that it has found when it attached. Any thread. Throws SessionError.
+  ServiceSteps service_steps(std::size_t known) const;
+  /// Ends them. Blocks while one is under way, at most `step_timeout`. Any thread. Throws SessionError.
+  void cancel_service_steps() const;
+  /// For how many steps attach() has found that nobody has waited: they may be under way. 0: for none.
+  int found_steps() const noexcept;
+  bool is_attached() const noexcept;
   /// How many updates a parameter has had, by its number in the manifest.
   std::uint64_t updates(std::size_t parameter) const noexcept;
   /// Of a parameter, while no attempt is open: its group in Update, and how many updates its moments have
@@ -145,11 +158,14 @@ class Handle {
   /// UsageError, with the name of the call, when another thread uses this.
   void claim(const char* call);
   void release() noexcept;
+  /// The calling thread has the claim of another one, which does not use this meanwhile.
+  void take_claim() noexcept;
 
   /// Throws UsageError, with the name of the call, in any process but the one that started this.
   void check_owner(const char* call) const;
 
  private:
+  void prepare_update(const session::Update& update);
   StepResult make_step(const StepOptions& options, StepKind kind, const session::Update* update);
   struct State;
   std::unique_ptr<State> state_;

@@ -203,12 +203,12 @@ void Supervisor::relaunch() {
     fork_server_.emplace(relaunch_());
     watch_fork_server();
     base::log().info("a new fork server (pid {}) starts all runners anew", fork_server_->pid());
-    if (host_ != nullptr) host_->tell(protocol::Relaunched{base::duplicate(fork_server_->pidfd())});
+    for (auto* driver : drivers_) driver->tell(protocol::Relaunched{base::duplicate(fork_server_->pidfd())});
   } catch (const Error& error) {
     return give_up(fmt::format("the fork server cannot be started again: {}", error.what()));
   }
   fork_server_lost_ = false;
-  if (host_ != nullptr) host_->send_notices(view_);
+  send_notices();
   wanted_.clear();
   const auto team = control.team.load();
   for (int rank = 0; rank < session_.ranks(); ++rank)

@@ -18,6 +18,8 @@
 namespace accelmgr::manager {
 namespace {
 
+using boost::asio::post;
+
 std::string text_of(const Lease::Host& host) { return fmt::format("process {} ({})", host.pid, host.name); }
 
 }  // namespace
@@ -43,67 +45,78 @@ void Lease::show() {
   shown_ = std::move(now);
 }
 
+// Posted, because an event must not destroy the connection that calls it.
+Lease::Side::Side(Lease& lease, base::UniqueFd ours, base::UniqueFd pidfd, std::uint64_t of)
+    : number(of),
+      socket(std::move(ours)),
+      link(socket.get(), std::move(pidfd), of),
+      connection(lease.loop_, link, lease.view_, lease.supervisor_,
+                 HostConnection::Events{
+                     .stop = {},
+                     .detach = [&lease, of] { post(lease.loop_, [&lease, of] { lease.leave(of, true); }); },
+                     .closed = [&lease, of] { post(lease.loop_, [&lease, of] { lease.leave(of, false); }); },
+                     .ended = [&lease, of] { post(lease.loop_, [&lease, of] { lease.leave(of, false); }); },
+                     .save =
+                         [&lease, of](protocol::Save save) {
+                           lease.events_.save(std::move(save));
+                           lease.saves_.push_back(of);  // tell_saved() is posted.
+                         }}) {}
+
 base::UniqueFd Lease::admit(Host host, protocol::Attached attached) {
   auto [ours, theirs] = ipc::socket_pair();
-  attached.lease = number_ + 1;
+  attached.lease = given_ + 1;
   attached.unfinished = unfinished_;
   protocol::send_attached(ours.get(), attached, view_.session().fds());
   protocol::send_started(ours.get(), supervisor_.started());
-  give(std::move(host), std::move(ours));
-  return std::move(theirs);
-}
-
-Lease::Local Lease::admit_this_process() {
-  auto [ours, theirs] = ipc::socket_pair();
-  Local local{std::move(theirs), number_ + 1, supervisor_.started()};
-  give({.name = "the service itself", .pid = getpid(), .pidfd = ipc::open_pidfd(getpid())}, std::move(ours));
-  return local;
-}
-
-void Lease::give(Host host, base::UniqueFd ours) {
-  const auto number = number_ + 1;
-  auto& link = link_.emplace(ours.get(), base::duplicate(host.pidfd.get()), number);
-  // Posted, because an event must not destroy the connection that calls it.
-  const auto leaving = [this, number](bool detached) {
-    return [this, number, detached] {
-      boost::asio::post(loop_, [this, number, detached] { leave(number, detached); });
-    };
-  };
-  connection_.emplace(loop_, link, view_, supervisor_,
-                      HostConnection::Events{.stop = {},
-                                             .detach = leaving(true),
-                                             .closed = leaving(false),
-                                             .ended = leaving(false),
-                                             .save = [this](protocol::Save save) {
-                                               events_.save(std::move(save));
-                                               saves_.push_back(number_);  // tell_saved() is posted.
-                                             }});
-  socket_ = std::move(ours);
-  number_ = number;
+  host_side_.emplace(*this, std::move(ours), base::duplicate(host.pidfd.get()), given_ + 1);
+  number_ = ++given_;
   host_ = std::move(host);
   detached_ = false;
   state_ = State::driven;
   const auto& control = view_.session().control();
   writes_before_ = control.writes.load();
   buffers_before_ = control.buffer_version.load();
-  supervisor_.report_to(&link);
-  view_.control().lease.store(number);
+  report();
+  tell_who_drives();
   show();
-  base::log().info("{} drives the session, with lease {}", text_of(host_), number);
+  base::log().info("{} drives the session, with lease {}", text_of(host_), number_);
+  return std::move(theirs);
+}
+
+Lease::Local Lease::drive_here(std::function<void()> over) {
+  auto [ours, theirs] = ipc::socket_pair();
+  Local local{std::move(theirs), given_ + 1, supervisor_.started()};
+  own_side_.emplace(*this, std::move(ours), ipc::open_pidfd(getpid()), given_ + 1);
+  ++given_;
+  over_ = std::move(over);
+  report();
+  tell_who_drives();
+  base::log().info("the service itself drives the session");
+  return local;
+}
+
+void Lease::tell_who_drives() {
+  view_.control().lease.store(own_side_ ? own_side_->number : over_ || state_ == State::free ? 0 : number_);
+}
+
+void Lease::report() {
+  std::vector<HostLink*> links;
+  for (auto* side : {&host_side_, &own_side_})
+    if (*side) links.push_back(&(*side)->link);
+  supervisor_.report_to(std::move(links));
 }
 
 // Several events of one host may come at once: the later ones find that it has left, or another host.
 void Lease::leave(std::uint64_t number, bool detached) {
-  if (number != number_) return;
-  if (state_ == State::driven) {
+  if (own_side_ && number == own_side_->number) {
+    own_side_.reset();
+    report();
+  } else if (host_side_ && number == host_side_->number) {
     state_ = State::leaving;
+    detached_ = detached;
     show();
-    // A thread of this process that drives the session ends before its socket does.
-    detached_ = detached || host_.pid == getpid();
-    supervisor_.report_to(nullptr);
-    connection_.reset();
-    link_.reset();
-    socket_.reset();
+    host_side_.reset();
+    report();
     base::log().info("{} leaves the session: it has {}", text_of(host_),
                      detached                            ? "detached"
                      : ipc::has_ended(host_.pidfd.get()) ? "ended"
@@ -119,27 +132,45 @@ void Lease::returns(pid_t pid) {
 }
 
 void Lease::look() {
-  if (state_ != State::leaving) return;
+  if (over_ && !own_side_ && end_attempt()) {
+    if (std::exchange(settles_host_later_, false)) note_half_written();
+    const auto over = std::exchange(over_, nullptr);
+    tell_who_drives();
+    over();
+  }
+  if (state_ == State::leaving && host_is_gone()) {
+    state_ = State::free;
+    tell_who_drives();
+    show();
+    base::log().info("the session is free after {} steps", steps());
+    events_.freed();
+  }
+  if (state_ != State::leaving && (!over_ || own_side_)) return;
+  timer_.expires_after(std::chrono::nanoseconds(timing::look_ns));
+  timer_.async_wait([this](const boost::system::error_code& error) {
+    if (!error) look();
+  });
+}
+
+/// Whether nothing of the leaving host is left in the session.
+bool Lease::host_is_gone() {
+  if (!detached_ && !ipc::has_ended(host_.pidfd.get())) return false;
+  if (over_) {  // The attempt under way is not the host's.
+    settles_host_later_ = true;
+    return true;
+  }
+  if (!end_attempt()) return false;
+  note_half_written();
+  return true;
+}
+
+/// Whether no attempt is open: aborts one, or else it is committed, and runners reduce it.
+bool Lease::end_attempt() {
   const auto& session = view_.session();
   const auto attempt = session.word().attempt;
-  const bool is_gone = detached_ || ipc::has_ended(host_.pidfd.get());
-  if (is_gone) {
-    session::abort_attempt(view_, attempt, session::author_supervisor);
-    session::close_if_over(view_, attempt);  // Otherwise it is committed, and runners reduce it.
-  }
-  if (!is_gone || !session.word().closed) {
-    timer_.expires_after(std::chrono::nanoseconds(timing::look_ns));
-    timer_.async_wait([this](const boost::system::error_code& error) {
-      if (!error) look();
-    });
-    return;
-  }
-  note_half_written();
-  view_.control().lease.store(0);
-  state_ = State::free;
-  show();
-  base::log().info("the session is free after {} steps", steps());
-  events_.freed();
+  session::abort_attempt(view_, attempt, session::author_supervisor);
+  session::close_if_over(view_, attempt);
+  return session.word().closed;
 }
 
 std::uint64_t Lease::steps() const noexcept {
@@ -154,8 +185,6 @@ void Lease::note_half_written() {
     half_.buffers = false;  // Odd: a write under way.
   view_.control().half_written.store(half_.parameters);
   if (!half_.parameters && !half_.buffers) unfinished_.clear();
-  // A thread of this process writes neither, and leaves nothing half done.
-  if (host_.pid == getpid()) return;
   const auto half = view_.settle_host();
   if (!half.parameters && !half.buffers) return;
   half_ = {.parameters = half_.parameters || half.parameters, .buffers = half_.buffers || half.buffers};
@@ -177,9 +206,9 @@ void Lease::tell_saved(const protocol::Saved& saved) {
   const auto asked_under = saves_.front();
   saves_.pop_front();
   if (saved.error.empty() && checkpoint::is_in(checkpoints_, saved.path)) saved_step_ = saved.step;
-  if (asked_under != number_) return;
-  if (connection_) connection_->tell(saved);
-  events_.saved(saved);
+  for (auto* side : {&host_side_, &own_side_})
+    if (*side && (*side)->number == asked_under) (*side)->connection.tell(saved);
+  if (asked_under == number_) events_.saved(saved);
 }
 
 }  // namespace accelmgr::manager

@@ -1,10 +1,10 @@
-// Which host drives the session of a service. There is one at a time, and its lease has a number that is
-// never used again.
+// Who drives the session of a service: one host at a time, whose lease has a number that is never used again,
+// or a thread of the service itself (drive_here()), for which a host waits.
 //
 // clang-format off
 //   | the session is | meaning                                 | next                                         |
 //   |----------------|-----------------------------------------|----------------------------------------------|
-//   | free           | no host drives it                       | driven: admit()                              |
+//   | free           | no host has the lease                   | driven: admit()                              |
 //   | driven         | a host has the lease                    | leaving: the host detaches, closes, or ends  |
 //   | leaving        | the host may still write to the session | free: its process has ended or has detached, |
 //   |                | or its attempt is open                  | and its attempt is closed                    |
@@ -15,7 +15,6 @@
 #pragma once
 
 #include <sys/types.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <boost/asio/io_context.hpp>
@@ -63,13 +62,14 @@ class Lease {
     std::string name;  ///< The host's name.
     pid_t pid = 0;
     std::string unfinished;
-    /// Whether a host drives, or is leaving: this process, which may drive too, is none.
-    bool has_host() const noexcept { return state != State::free && pid != getpid(); }
+    /// Whether a host has the lease, or is leaving.
+    bool has_host() const noexcept { return state != State::free; }
   };
   /// Any thread.
   Standing standing() const;
 
   State state() const noexcept { return state_; }
+  bool is_driven_here() const noexcept { return over_ != nullptr; }
   /// The host that drives the session, or is leaving.
   const Host& host() const noexcept { return host_; }
   std::uint64_t number() const noexcept { return number_; }
@@ -89,16 +89,18 @@ class Lease {
 
   /// Gives the lease to `host`. The session must be free, and the supervisor have started. Returns the host's
   /// end of the socket, on which it finds `attached`, with lease, session and what is unfinished, and
-  /// Started. Throws SystemError, SessionError: then the session is free.
+  /// Started. Throws SystemError, SessionError: then the session is free. While this process drives, the
+  /// host must wait.
   base::UniqueFd admit(Host host, protocol::Attached attached);
 
-  /// Gives it to a thread of this process, which has no need of messages for what it finds here.
+  /// Lets a thread of this process drive. No host may do so until `over` is called: when the thread has
+  /// closed its socket, and no attempt is open. A host that ends meanwhile is replaced as always.
   struct Local {
     base::UniqueFd socket;
-    std::uint64_t lease = 0;
+    std::uint64_t number = 0;  ///< As that of a lease.
     protocol::Started started;
   };
-  Local admit_this_process();
+  Local drive_here(std::function<void()> over);
 
   /// The host to which the lease `number` was given has never heard of it.
   void take_back(std::uint64_t number) { leave(number, /*detached=*/true); }
@@ -106,7 +108,7 @@ class Lease {
   /// Takes in what the host has sent before a request that comes now, and its end. What follows from that is
   /// posted to the loop.
   void catch_up() {
-    if (connection_) connection_->catch_up();
+    if (host_side_) host_side_->connection.catch_up();
   }
   /// A process asks for the lease. If it is the host that is leaving, it has given up its mappings: it has
   /// executed another program, or an attach of it has failed half-way.
@@ -118,10 +120,21 @@ class Lease {
   void saved(protocol::Saved saved);
 
  private:
+  /// This side of the socket to one that drives.
+  struct Side {
+    Side(Lease& lease, base::UniqueFd ours, base::UniqueFd pidfd, std::uint64_t number);
+    std::uint64_t number;
+    base::UniqueFd socket;
+    HostLink link;
+    HostConnection connection;
+  };
   void show();
-  void give(Host host, base::UniqueFd ours);
+  void report();
+  void tell_who_drives();
   void leave(std::uint64_t number, bool detached);
   void look();
+  bool host_is_gone();
+  bool end_attempt();
   void note_half_written();
   void tell_saved(const protocol::Saved& saved);
 
@@ -132,12 +145,13 @@ class Lease {
   Events events_;
   boost::asio::steady_timer timer_;
   State state_ = State::free;
-  std::uint64_t number_ = 0;
+  std::uint64_t given_ = 0;   ///< The last number.
+  std::uint64_t number_ = 0;  ///< That of the last host.
   Host host_;
   bool detached_ = false;
-  base::UniqueFd socket_;
-  std::optional<HostLink> link_;
-  std::optional<HostConnection> connection_;
+  std::optional<Side> host_side_, own_side_;
+  std::function<void()> over_;       ///< Empty: no thread of this process drives.
+  bool settles_host_later_ = false;  ///< A host has ended while a thread of this process drove.
   std::deque<std::uint64_t> saves_;  ///< The leases under which checkpoints were asked for, in order.
   std::optional<std::uint64_t> saved_step_;
   session::HalfWritten half_;

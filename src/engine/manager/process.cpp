@@ -109,7 +109,7 @@ device::GpuClaims claims_of_session(const Config& config) {
                              .ended = [&] { loop.stop(); },
                              .save = [&](protocol::Save save) { writer.write(std::move(save)); }});
   told = &connection;
-  supervisor.report_to(&host);
+  supervisor.report_to({&host});
   try {
     supervisor.start([&] { host.started(supervisor.started()); }, [] {}, order);
     loop.run();

@@ -303,16 +303,16 @@ void Supervisor::record_start(int rank) {
 }
 
 void Supervisor::tell_of_ready(int rank) {
-  if (host_ == nullptr) return;
   const auto& record = session_.record(rank);
   try {
-    host_->tell(protocol::Joined{rank, record.generation.load(), record.pid.load(),
-                                 base::duplicate(runner(rank).pidfd.get())});
+    for (auto* driver : drivers_)
+      driver->tell(protocol::Joined{rank, record.generation.load(), record.pid.load(),
+                                    base::duplicate(runner(rank).pidfd.get())});
   } catch (const SystemError& error) {
     return end_runner(rank,
                       fmt::format("the host cannot be told that runner {} is ready: {}", rank, error.what()));
   }
-  host_->send_notices(view_);
+  send_notices();
 }
 
 protocol::Started Supervisor::started() const {
@@ -411,8 +411,12 @@ void Supervisor::look() {
   if (const auto slow = source_watch_.look(reading_(), now)) base::log().warn("{}", *slow);
   end_stuck(now);
   end_late_starts(now);
-  if (host_ != nullptr) host_->send_notices(view_);
+  send_notices();
   start_next();
+}
+
+void Supervisor::send_notices() {
+  for (auto* driver : drivers_) driver->send_notices(view_);
 }
 
 /// A runner that was asked to end, or killed, may not have ended.

@@ -89,8 +89,8 @@ class Supervisor {
   /// The fork server and the runners that are ready, for a host.
   protocol::Started started() const;
 
-  /// From now on this host gets a notice of each new runner and fork server; nullptr: no host does.
-  void report_to(HostLink* host) noexcept { host_ = host; }
+  /// From now on those who drive the session get a notice of each new runner and fork server.
+  void report_to(std::vector<HostLink*> drivers) noexcept { drivers_ = std::move(drivers); }
   /// Makes the ranks 0 to `ranks` - 1 the team.
   protocol::Resized resize(int ranks);
   /// Looks at processes and deadlines, as it does by itself every timing::supervisor_look_ns.
@@ -144,6 +144,7 @@ class Supervisor {
   void watch_runner(int rank);
   void ready_if_known(int rank);
   void tell_of_ready(int rank);
+  void send_notices();
   void record_start(int rank);
 
   // Failure recovery (failure_recovery.cpp).
@@ -196,7 +197,7 @@ class Supervisor {
   Clock clock_;
   std::function<void()> ready_, gave_up_;
   StartOrder order_ = StartOrder::by_rank;
-  HostLink* host_ = nullptr;
+  std::vector<HostLink*> drivers_;
 
   boost::asio::steady_timer ticker_;
   std::unique_ptr<Watch> fork_server_watch_, fork_server_end_;

@@ -323,6 +323,7 @@ void send_attached(int socket, const Attached& attached, const std::vector<int>&
                              {"lease", attached.lease},
                              {"run_id", attached.run_id},
                              {"unfinished", attached.unfinished},
+                             {"pending_steps", attached.pending_steps},
                              {"checkpoint", attached.checkpoint},
                              {"configuration_bytes", text.size()}}),
             fds, base::Deadline::at_ns(0));
@@ -352,6 +353,7 @@ Attached receive_attached(int socket, base::Deadline deadline) {
           .lease = fields.number<std::uint64_t>("lease", 1),
           .run_id = fields.text("run_id"),
           .unfinished = fields.text("unfinished"),
+          .pending_steps = fields.number<int>("pending_steps", 0),
           .session = std::move(message.fds),
           .checkpoint = checkpoint,
           .state = std::move(state),

@@ -81,6 +81,9 @@ struct Attached {
   /// What an earlier host left half written when it ended: "process 7 (train.py) ended while it wrote
   /// parameters". Empty: nothing.
   std::string unfinished{};
+  /// For how many steps an earlier host or a client has not waited: GET /v1/pending tells of them. While they
+  /// are under way, the host waits. 0: there are none, or others were made since.
+  int pending_steps = 0;
   std::vector<base::UniqueFd> session{};  ///< As session::Session::fds() returns them.
   /// The last checkpoint, from which a host gets what the one before has saved beside the model: its path,
   /// and its open files. Empty: there is none.
@@ -89,7 +92,7 @@ struct Attached {
 };
 
 /// Counts the changes of these messages.
-inline constexpr std::uint64_t messages_version = 2;
+inline constexpr std::uint64_t messages_version = 3;
 /// A hash of the session's layout, messages_version and the version of accelmgr. A service and those who
 /// attach to it must have the same one.
 std::uint64_t build_fingerprint() noexcept;

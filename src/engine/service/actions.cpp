@@ -24,15 +24,29 @@ using nlohmann::json;
 
 constexpr double checkpoint_s = 60;  // For a host to look at the request for a checkpoint, and to write it.
 constexpr std::size_t longest_name = 64;
+constexpr int most_awaited = 1000;  ///< Steps whose results fit in one answer.
 
-/// Throws Problem unless the session is free for a host, or for the service itself.
+/// Whether the process that asks has the lease.
+bool is_host(Service& service, const Request& request) {
+  const auto& lease = service.manager().lease();
+  return request.peer && lease.state() == Lease::State::driven && lease.host().pid == request.peer->pid;
+}
+
+/// Throws Problem if the service itself drives the session.
+void check_idle(Service& service) {
+  if (service.pending_steps().are_under_way())
+    throw Problem(409, "steps_under_way", service.pending_steps().text(),
+                  {.hint = "try again when they are over, or end them: POST /v1/cancel, accelmgr cancel"});
+  if (service.driver().is_busy())
+    throw Problem(409, "host_is_ending", "the service makes steps for another request",
+                  {.hint = "try again when they are done"});
+}
+
+/// Throws Problem unless no host has the lease.
 void check_free(Service& service) {
   check_ready(service);
   const auto& lease = service.manager().lease();
   const auto& host = lease.host();
-  if (service.driver().is_busy())
-    throw Problem(409, "host_is_ending", "the service makes steps for another request",
-                  {.hint = "try again when they are done"});
   if (lease.state() == Lease::State::driven)
     throw Problem(409, "host_drives", fmt::format("{} (pid {}) drives the session", host.name, host.pid),
                   {.hint = "one host at a time drives a session; it must detach or end first"});
@@ -41,8 +55,9 @@ void check_free(Service& service) {
                   {.hint = "try again when its process has ended"});
 }
 
-/// The same for the service itself, which does not go on with what is half written.
+/// Throws Problem unless the service itself may drive, which does not go on with what is half written.
 void check_free_for_service(Service& service) {
+  check_idle(service);
   check_free(service);
   if (const auto& unfinished = service.manager().lease().unfinished(); !unfinished.empty())
     throw Problem(409, "unfinished", unfinished,
@@ -113,27 +128,36 @@ void check_ready(Service& service) {
 }
 
 void step(Service& service, const Request& request, const Respond& respond) {
-  const auto count = request.fields.value("count", 1);
-  const StepOptions options{.accumulate = request.fields.value("accumulate", StepOptions().accumulate),
-                            .parameters_changed = false};  // Nothing but a host writes parameters.
-  const double timeout_s = request.fields.value("timeout_s", service.manager().config().step_timeout);
-  check_free_for_service(service);
-  const auto update =
-      request.fields.value("update", false) ? last_update(service.manager().session()) : std::nullopt;
+  const bool waits = request.fields.value("wait", true);
+  const bool for_host = !waits && is_host(service, request);
+  StepsAsked asked{.count = request.fields.value("count", 1),
+                   .options = {.accumulate = request.fields.value("accumulate", StepOptions().accumulate),
+                               .parameters_changed = for_host},  // Nothing but a host writes parameters.
+                   .timeout_s = request.fields.value("timeout_s", service.manager().config().step_timeout)};
+  if (waits && asked.count > most_awaited)
+    throw Problem(
+        400, "bad_request",
+        fmt::format("count is {}; it must be 1 to {} in a request that waits", asked.count, most_awaited),
+        {.hint = "send \"wait\": false, and ask GET /v1/pending"});
+  if (for_host) {
+    check_ready(service);
+    check_idle(service);
+  } else {
+    check_free_for_service(service);
+  }
+  if (request.fields.value("update", false)) asked.update = last_update(service.manager().session());
+  if (!waits) {
+    service.pending_steps().begin(asked, request.peer ? fmt::format("process {}", request.peer->pid)
+                                                      : std::string("a client of --http"));
+    return respond(json_response({{"steps", json::array()}, {"pending", asked.count}}));
+  }
   const auto results = std::make_shared<std::vector<StepResult>>();
-  const auto& session = service.manager().session();
-  const auto& control = session.control();
   service.driver().run(
-      [=, &session, &control](Drive& drive) {
-        auto chosen = options;
-        // What a host has applied is not added again.
-        if (client::left_in(session) == LeftGradients::applied) chosen.accumulate = false;
-        for (int i = 0; i < count && (i == 0 || control.closing.load() == 0); ++i) {
-          results->push_back(
-              drive.stepper.step(chosen, timeout_s, client::StepKind::outer, update ? &*update : nullptr));
-          chosen = options;
-          if (!results->back()) break;
-        }
+      [=](Drive& drive) {
+        make_steps(asked, drive, [&](StepResult result) {
+          results->push_back(std::move(result));
+          return drive.session.control().closing.load() == 0;
+        });
       },
       [=](const std::exception_ptr& thrown) {
         if (thrown) return respond(problem_of_exception(thrown).response());
@@ -142,6 +166,11 @@ void step(Service& service, const Request& request, const Respond& respond) {
         for (const auto& result : *results) steps.push_back(result_of(result));
         respond(json_response({{"steps", steps}}));
       });
+}
+
+void cancel(Service& service, const Request&, const Respond& respond) {
+  service.pending_steps().cancel(
+      [=, &service] { respond(json_response(service.pending_steps().since(PendingSteps::most))); });
 }
 
 void zero_grad(Service& service, const Request&, const Respond& respond) {
@@ -213,11 +242,13 @@ void stop(Service& service, const Request& request, const Respond& respond) {
 void attach(Service& service, const Request& request, const Respond& respond) {
   check_can_share(request, "host", "Manager::attach() or accelmgr.attach()");
   service.manager().lease().returns(request.peer->pid);
+  if (!service.pending_steps().are_under_way()) check_idle(service);
   check_free(service);
   const auto name = request.header_field("accelmgr-host").substr(0, longest_name);
   auto& lease = service.manager().lease();
   protocol::Attached attached{.configuration = config::to_yaml(service.manager().config()),
-                              .run_id = service.run_id()};
+                              .run_id = service.run_id(),
+                              .pending_steps = service.pending_steps().count(lease.steps())};
   if (const auto last = service.manager().last_checkpoint()) {
     attached.checkpoint = last->path;
     attached.state = base::duplicate(last->state.get());

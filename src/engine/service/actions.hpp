@@ -10,6 +10,8 @@ namespace accelmgr::service {
 void check_ready(Service& service);
 
 void step(Service& service, const Request& request, const Respond& respond);
+/// Ends the steps for which nobody waits, and answers when they are over.
+void cancel(Service& service, const Request& request, const Respond& respond);
 void zero_grad(Service& service, const Request& request, const Respond& respond);
 void resize(Service& service, const Request& request, const Respond& respond);
 void restart(Service& service, const Request& request, const Respond& respond);

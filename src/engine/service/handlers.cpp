@@ -72,6 +72,10 @@ void steps(Service& service, const Request& request, const Respond& respond) {
                                next)});
 }
 
+void pending(Service& service, const Request& request, const Respond& respond) {
+  respond(json_response(service.pending_steps().since(number_in(request, "since", 0))));
+}
+
 void metrics(Service& service, const Request&, const Respond& respond) {
   respond({.body = metrics_of(service), .type = metrics_type});
 }
@@ -157,12 +161,26 @@ const std::vector<Route>& routes() {
        .serve = step,
        .acts = true,
        .body =
-           {{"count", integer, "How many; 1", 1, 1000},
+           {{"count", integer, "How many; 1. At most 1,000 if the request waits", 1, PendingSteps::most},
             {"accumulate", flag, "Whether gradients are added to those that are there; true"},
             {"update", flag,
              "Whether they are inner steps, with the numbers of the last one that a host has made; false"},
+            {"wait", flag,
+             "Whether the answer comes when they are made; if not, GET /v1/pending tells of them; true"},
             {"timeout_s", number, "For each step; step_timeout", 0, longest_step_s}},
        .answer = "StepsMade"},
+      {.method = "GET",
+       .path = "/v1/pending",
+       .summary = "The steps that were begun last without waiting for them, with their results",
+       .serve = pending,
+       .query = {{"since", integer, "How many results are known, and not told; 0"}},
+       .answer = "Pending"},
+      {.method = "POST",
+       .path = "/v1/cancel",
+       .summary = "Ends these steps before the next one; answers when they are over",
+       .serve = cancel,
+       .acts = true,
+       .answer = "Pending"},
       {.method = "POST",
        .path = "/v1/zero_grad",
        .summary = "Sets the gradients to zero, if no host drives the session",

@@ -16,7 +16,7 @@ namespace {
 /// A session's host without a process of its own: it uses the memory that the manager has mapped.
 void drive(manager::Lease::Local admitted, const manager::ServedManager& manager, client::Run& run,
            const LocalDriver::Job& job) {
-  client::Link link(std::move(admitted.socket), {getpid(), ipc::open_pidfd(getpid())}, admitted.lease);
+  client::Link link(std::move(admitted.socket), {getpid(), ipc::open_pidfd(getpid())}, admitted.number);
   const struct Detached {
     client::Link& link;
     ~Detached() {
@@ -31,16 +31,18 @@ void drive(manager::Lease::Local admitted, const manager::ServedManager& manager
   const auto view = manager.host_view();
   client::Stepper stepper(manager.config(), view, manager.manifest(), link, [] { return std::string(); });
   client::Checkpoints checkpoints(manager.config(), run, view, manager.manifest(), link);
-  Drive drive{stepper, checkpoints, manager.last_checkpoint()};
+  Drive drive{manager.session(), stepper, checkpoints, manager.last_checkpoint()};
   job(drive);
 }
 
 }  // namespace
 
 void LocalDriver::run(Job job, Done done) {
-  auto admitted = std::make_shared<manager::Lease::Local>(manager_.lease().admit_this_process());
-  thrown_ = nullptr;
-  has_returned_ = false;
+  is_over_ = has_returned_ = false;
+  auto admitted = std::make_shared<manager::Lease::Local>(manager_.lease().drive_here([this] {
+    is_over_ = true;
+    end_when_done();
+  }));
   std::thread([this, admitted, job = std::move(job)] {
     std::exception_ptr thrown;
     try {
@@ -51,17 +53,15 @@ void LocalDriver::run(Job job, Done done) {
     boost::asio::post(loop_, [this, thrown] {
       thrown_ = thrown;
       has_returned_ = true;
-      if (manager_.lease().state() == manager::Lease::State::free) freed();
+      end_when_done();
     });
   }).detach();
   done_ = std::move(done);  // The thread's result comes through the loop of this one, so later.
 }
 
-// The lease is free soon after the job has returned, or just before this thread hears of that.
-void LocalDriver::freed() {
-  if (!has_returned_ || !done_) return;
-  has_returned_ = false;
-  std::exchange(done_, nullptr)(std::exchange(thrown_, nullptr));
+// The session is free soon after the job has returned, or just before this thread hears of that.
+void LocalDriver::end_when_done() {
+  if (has_returned_ && is_over_) std::exchange(done_, nullptr)(std::exchange(thrown_, nullptr));
 }
 
 }  // namespace accelmgr::service

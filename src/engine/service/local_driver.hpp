@@ -1,5 +1,4 @@
-// Drives a session in the place of a host, for requests that come without one: it takes the lease, runs a job
-// on a thread, and gives the lease back.
+// Drives a session in the place of a host, for a request: runs a job on a thread of the service.
 #pragma once
 
 #include <boost/asio/io_context.hpp>
@@ -16,6 +15,7 @@ namespace accelmgr::service {
 
 /// What a job works with.
 struct Drive {
+  const session::Session& session;
   client::Stepper& stepper;
   client::Checkpoints& checkpoints;
   std::shared_ptr<const checkpoint::HostFiles> last;  ///< Null: there is no checkpoint yet.
@@ -28,25 +28,26 @@ struct Drive {
 class LocalDriver {
  public:
   using Job = std::function<void(Drive&)>;
-  /// Gets what the job threw, or null. Called when the session is free again.
+  /// Gets what the job threw, or null. Called when no attempt is open any more.
   using Done = std::function<void(std::exception_ptr)>;
 
   LocalDriver(boost::asio::io_context& loop, manager::ServedManager& manager, std::string run_id)
       : loop_(loop), manager_(manager), run_(client::Run::OfService{std::move(run_id)}) {}
 
-  bool is_busy() const noexcept { return done_ != nullptr; }
-  /// Starts a job. The session must be free, and no job under way. Throws SystemError, SessionError.
+  bool is_busy() const noexcept { return done_ != nullptr || manager_.lease().is_driven_here(); }
+  /// Starts a job. No job must be under way, and a host that has the lease must wait. Throws SystemError,
+  /// SessionError.
   void run(Job job, Done done);
-  /// Call it when the session has become free.
-  void freed();
 
  private:
+  void end_when_done();
+
   boost::asio::io_context& loop_;
   manager::ServedManager& manager_;
   client::Run run_;
   Done done_;
   std::exception_ptr thrown_;
-  bool has_returned_ = false;
+  bool has_returned_ = false, is_over_ = false;  ///< The job, and what the lease says of it.
 };
 
 }  // namespace accelmgr::service

@@ -60,7 +60,17 @@ constexpr const char* schemas = R"json({
       "next": {"type": "integer", "description": "The `since` of the next request"}}},
   "StepsMade": {
     "required": ["steps"],
-    "properties": {"steps": {"type": "array", "items": {"$ref": "#/components/schemas/Step"}}}},
+    "properties": {
+      "steps": {"type": "array", "items": {"$ref": "#/components/schemas/Step"}},
+      "pending": {"type": "integer", "description": "How many steps have begun, for a request that does not wait"}}},
+  "Pending": {
+    "required": ["count", "made", "under_way", "error", "steps"],
+    "properties": {
+      "count": {"type": "integer", "description": "How many were asked for; 0: none were ever begun"},
+      "made": {"type": "integer", "description": "Those whose results there are, the last one's error included"},
+      "under_way": {"type": "boolean"},
+      "error": {"type": ["string", "null"], "description": "What ended them, if it is not in the last result"},
+      "steps": {"type": "array", "items": {"$ref": "#/components/schemas/Step"}}}},
   "Trace": {
     "required": ["threads", "next", "more"],
     "properties": {

@@ -82,6 +82,7 @@ void Service::begin(const std::function<void(const std::string&)>& say) {
   manager_.make_session(run_->resumed ? run_->resumed->path : "");
   if (run_->resumed) run_->resumed->tensors.clear();  // A host gets them from the file.
   driver_.emplace(loop_, manager_, run_->id);
+  pending_steps_.emplace(*driver_);
   constexpr int handled[] = {SIGTERM, SIGINT, SIGHUP};
   for (const int number : handled) signals_.add(number);
   ipc::default_in_forks(handled);
@@ -90,7 +91,6 @@ void Service::begin(const std::function<void(const std::string&)>& say) {
                   .gave_up = [this] { act([this] { gave_up(); }); },
                   .freed =
                       [this] {
-                        driver_->freed();
                         host_checkpoints_->left();
                         tell_clients([this] { events_->look(); });
                       },

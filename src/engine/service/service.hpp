@@ -31,6 +31,7 @@
 #include "engine/service/host_checkpoints.hpp"
 #include "engine/service/http_server.hpp"
 #include "engine/service/local_driver.hpp"
+#include "engine/service/pending_steps.hpp"
 #include "engine/service/socket_path.hpp"
 #include "engine/service/tcp_listener.hpp"
 #include "engine/service/token.hpp"
@@ -76,9 +77,10 @@ class Service {
   void tell_clients(std::function<void()> job) { boost::asio::post(clients_, std::move(job)); }
 
   // What handlers use. Those of the clients' thread: session, manifest and kinds of the manager, the standing
-  // of its lease, run_id(), uptime_s(), is_closing(), events().
+  // of its lease, run_id(), uptime_s(), is_closing(), events(), pending_steps().since().
   manager::ServedManager& manager() noexcept { return manager_; }
   LocalDriver& driver() noexcept { return *driver_; }
+  PendingSteps& pending_steps() noexcept { return *pending_steps_; }
   HostCheckpoints& host_checkpoints() noexcept { return *host_checkpoints_; }
   Events& events() noexcept { return *events_; }
   const std::string& run_id() const noexcept { return run_->id; }
@@ -114,6 +116,7 @@ class Service {
   manager::ServedManager manager_;
   std::optional<client::Run> run_;
   std::optional<LocalDriver> driver_;
+  std::optional<PendingSteps> pending_steps_;
   std::optional<HostCheckpoints> host_checkpoints_;
   std::optional<Events> events_;
   std::optional<HttpServer> server_, tcp_server_;

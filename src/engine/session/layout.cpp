@@ -2,7 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <numbers>
 #include <string>
 
 #include "accelmgr/errors.hpp"
@@ -40,6 +43,19 @@ const char* to_string(Activity activity) noexcept {
                                        "read",
                                        "write_checkpoint"};
   return base::enum_name<Activity::write_checkpoint>(names, activity);
+}
+
+double RateSchedule::rate(double highest, std::int64_t update) const noexcept {
+  if (update < warmup_updates)
+    return highest * static_cast<double>(update + 1) / static_cast<double>(warmup_updates);
+  if (total_updates == 0) return highest;
+  const std::int64_t decay_updates = total_updates - 1 - warmup_updates;
+  const double progress =
+      decay_updates > 0
+          ? std::min(1.0, static_cast<double>(update - warmup_updates) / static_cast<double>(decay_updates))
+          : 1.0;
+  const double falling = 0.5 * (1.0 + std::cos(std::numbers::pi * progress));
+  return highest * (final_ratio + (1.0 - final_ratio) * falling);
 }
 
 void plan_layout(const Extent& extent, Header& header) {

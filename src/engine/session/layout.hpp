@@ -34,7 +34,7 @@
 namespace accelmgr::session {
 
 constexpr std::uint64_t magic = 0x52474d4c45434341ull;  // "ACCELMGR"
-constexpr std::uint32_t layout_version = 20;
+constexpr std::uint32_t layout_version = 21;
 constexpr std::size_t region_alignment = 64;
 constexpr std::size_t big_region_alignment = std::size_t{2} << 20;
 constexpr std::size_t chunk_bytes = 4096;  ///< Master gradients are undone in units of this size.
@@ -203,6 +203,16 @@ struct UpdateGroup {
   std::uint64_t nesterov = 0;                ///< sgd
 };
 
+/// How the learning rates of all groups change: they rise linearly, then stay, or fall as half a cosine.
+struct RateSchedule {
+  std::int64_t warmup_updates = 0;
+  std::int64_t total_updates = 0;  ///< Of the cosine; 0: there is none.
+  double final_ratio = 1;          ///< Of the last update's rate to the highest.
+
+  /// The rate of an update, which is counted from 0.
+  double rate(double highest, std::int64_t update) const noexcept;
+};
+
 /// The update of an attempt whose gradients the session applies.
 struct Update {
   enum class Kind : std::uint32_t { sgd, adam, adamw };
@@ -211,6 +221,7 @@ struct Update {
   std::uint32_t leaves_absent = 0;
   double clip_norm = 0;  ///< 0: no clipping.
   double divisor = 1;    ///< Gradients are divided by this before they are clipped.
+  RateSchedule schedule{};
   UpdateGroup groups[max_update_groups]{};
 
   Moments moments() const noexcept {

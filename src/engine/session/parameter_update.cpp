@@ -86,15 +86,16 @@ ParameterUpdate::Numbers ParameterUpdate::numbers_of(const Place& place, std::ui
   if (!numbers.updates) return numbers;
   const auto& update = session_->control().request.update;
   const auto& tensor = std::as_const(*session_).updated()[place.tensor];
-  const auto& group = update.groups[tensor.group % max_update_groups];
+  auto group = update.groups[tensor.group % max_update_groups];
+  // The counters of the attempt were written when the first slice was reduced.
+  const auto number = tensor.updates_before + session_->updates(session_->word().index ^ 1)[place.tensor];
+  group.learning_rate = update.schedule.rate(group.learning_rate, static_cast<std::int64_t>(number) - 1);
   if (update.kind == Update::Kind::sgd) {
     numbers.sgd = sgd_factors(group, scale);
     numbers.moments = group.momentum != 0 ? Moments::first : Moments::none;
     return numbers;
   }
-  // The counters of the attempt were written when the first slice was reduced.
-  const auto made = session_->updates(session_->word().index ^ 1)[place.tensor];
-  numbers.adam = adam_factors(group, scale, update.kind == Update::Kind::adamw, tensor.updates_before + made);
+  numbers.adam = adam_factors(group, scale, update.kind == Update::Kind::adamw, number);
   numbers.moments = Moments::both;
   return numbers;
 }

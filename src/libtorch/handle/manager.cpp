@@ -9,11 +9,17 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <exception>
+#include <future>
 #include <map>
+#include <thread>
 #include <utility>
 
+#include "base/timing.hpp"
 #include "engine/client/handle.hpp"
+#include "engine/client/pending_steps.hpp"
 #include "engine/replica/model.hpp"
 #include "libtorch/handle/optimizer_state.hpp"
 #include "libtorch/handle/replica.hpp"
@@ -127,17 +133,18 @@ void check_replacement(const NamedTensor& current, const at::Tensor& value) {
 }
 
 /// Group 0 decays, group 1 does not.
-session::Update update_of(const OptimizerConfig& config, double learning_rate) {
+session::Update update_of(const OptimizerConfig& config, std::int64_t total_updates) {
   using Kind = session::Update::Kind;
   const bool is_sgd = config.kind == OptimizerKind::sgd;
   session::Update update{.kind = is_sgd                               ? Kind::sgd
                                  : config.kind == OptimizerKind::adam ? Kind::adam
                                                                       : Kind::adamw,
                          .clip_norm = config.clip_norm,
-                         .divisor = double(config.steps_per_update)};
+                         .divisor = double(config.steps_per_update),
+                         .schedule = libtorch::schedule_of(config, total_updates)};
   auto& decay = update.groups[0];
   auto& no_decay = update.groups[1];
-  decay = {.learning_rate = learning_rate,
+  decay = {.learning_rate = config.learning_rate,
            .weight_decay = config.weight_decay,
            .momentum = is_sgd ? config.momentum : 0,
            .beta1 = config.beta1,
@@ -201,7 +208,16 @@ struct Manager::State {
 
   std::optional<Views> views;
   client::Handle handle;
+  ~State();
+  StepResult step(const StepOptions& options);
+  session::Update prepared_update(const StepOptions& options);
+  std::int64_t updates() const noexcept;
+  PendingSteps keep_pending(PendingSteps::Core::Source source);
+  PendingSteps follow_service();
+  PendingSteps step_on_thread(int n, const StepOptions& given);
+
   std::optional<Resumed> resumed;
+  std::shared_ptr<PendingSteps::Core> pending;
   std::uint64_t frozen_writes = 0;  ///< Those of torch's operations to parameters that are frozen.
 };
 
@@ -268,23 +284,92 @@ Manager Manager::attach(const std::string& service, const AttachOptions& options
 LeftGradients Manager::left_gradients() const noexcept { return state_->handle.left_gradients(); }
 const std::string& Manager::unfinished() const { return state_->handle.unfinished(); }
 
-StepResult Manager::step(const StepOptions& options) {
-  state_->handle.check_owner("step");
-  state_->check_frozen();
-  if (options.optimizer == nullptr) return state_->handle.step(options);
-  libtorch::check_config(*options.optimizer);
-  const auto rate = scheduled_learning_rate(*options.optimizer, updates(), options.total_updates);
-  state_->set_updates(updates());
-  return state_->handle.step(options, update_of(*options.optimizer, rate));
+Manager::State::~State() {
+  if (pending) pending->leave();
 }
 
-std::int64_t Manager::updates() const noexcept {
-  const auto& tensors = state_->handle.manifest().tensors;
+StepResult Manager::State::step(const StepOptions& options) {
+  handle.check_owner("step");
+  check_frozen();
+  if (options.optimizer == nullptr) return handle.step(options);
+  return handle.step(options, prepared_update(options));
+}
+
+session::Update Manager::State::prepared_update(const StepOptions& options) {
+  libtorch::check_config(*options.optimizer);
+  set_updates(updates());
+  return update_of(*options.optimizer, options.total_updates);
+}
+
+std::int64_t Manager::State::updates() const noexcept {
+  const auto& tensors = handle.manifest().tensors;
   const auto trained = [](const auto& tensor) { return tensor.group != session::Group::frozen; };
   const auto first = std::ranges::find_if(tensors, trained);
   if (first == tensors.end()) return 0;
-  return static_cast<std::int64_t>(state_->handle.updates(static_cast<std::size_t>(first - tensors.begin())));
+  return static_cast<std::int64_t>(handle.updates(static_cast<std::size_t>(first - tensors.begin())));
 }
+
+PendingSteps Manager::State::keep_pending(PendingSteps::Core::Source source) {
+  pending = std::make_shared<PendingSteps::Core>(std::move(source));
+  return PendingSteps(pending);
+}
+
+PendingSteps Manager::State::follow_service() {
+  const auto next = [this](std::vector<StepResult>& made, std::size_t known) {
+    auto steps = handle.service_steps(known);
+    if (steps.is_all && !steps.error.empty()) throw SessionError(steps.error);
+    made = std::move(steps.results);
+    if (steps.under_way && made.empty())
+      std::this_thread::sleep_for(std::chrono::nanoseconds(timing::look_ns));
+    return steps.under_way || !steps.is_all;
+  };
+  return keep_pending({.next = next, .cancel = [this] { handle.cancel_service_steps(); }});
+}
+
+PendingSteps Manager::State::step_on_thread(int n, const StepOptions& given) {
+  handle.claim("begin_steps");
+  std::shared_ptr<void> claim(nullptr, [this](void*) { handle.release(); });
+  const auto config = std::make_shared<const OptimizerConfig>(*given.optimizer);
+  const auto cancelled = std::make_shared<std::atomic<bool>>(false);
+  const auto begun = std::make_shared<std::promise<void>>();
+  auto options = given;
+  options.optimizer = config.get();
+  auto next = [=, this, held = std::move(claim)](std::vector<StepResult>& made, std::size_t known) {
+    if (known == 0) {
+      handle.take_claim();
+      begun->set_value();
+    }
+    if (*cancelled) return false;
+    made.push_back(step(options));
+    return made.back() && known + 1 < static_cast<std::size_t>(n);
+  };
+  auto steps = keep_pending({.next = std::move(next), .cancel = [cancelled] { *cancelled = true; }});
+  begun->get_future().wait();
+  return steps;
+}
+
+PendingSteps Manager::begin_steps(int n, const StepOptions& options) {
+  auto& state = *state_;
+  state.handle.check_owner("begin_steps");
+  if (n < 1) throw UsageError(fmt::format("begin_steps(): n is {}; it must be at least 1", n));
+  if (options.optimizer == nullptr || options.repeat)
+    throw UsageError("begin_steps(): the steps are inner ones; set StepOptions::optimizer, and not `repeat`");
+  if (state.pending && !PendingSteps(state.pending).done())
+    throw UsageError("begin_steps() was called while steps that it has begun before are under way");
+  state.check_frozen();
+  if (!state.handle.is_attached()) return state.step_on_thread(n, options);
+  state.handle.begin_service_steps(n, options, state.prepared_update(options));
+  return state.follow_service();
+}
+
+std::optional<PendingSteps> Manager::pending_steps() {
+  if (state_->pending) return PendingSteps(state_->pending);
+  if (state_->handle.found_steps() == 0) return std::nullopt;
+  return state_->follow_service();
+}
+
+StepResult Manager::step(const StepOptions& options) { return state_->step(options); }
+std::int64_t Manager::updates() const noexcept { return state_->updates(); }
 
 std::vector<NamedTensor> Manager::optimizer_state() const {
   state_->handle.check_owner("optimizer_state");
@@ -434,7 +519,10 @@ bool Manager::checkpoint_requested() const { return state_->handle.checkpoint_re
 
 const std::string& Manager::run_id() const { return state_->handle.run_id(); }
 const Config& Manager::config() const { return state_->handle.config(); }
-void Manager::stop() { state_->handle.stop(); }
+void Manager::stop() {
+  if (state_->pending) state_->pending->leave();
+  state_->handle.stop();
+}
 
 void Manager::kill() noexcept {
   if (state_) state_->handle.kill();

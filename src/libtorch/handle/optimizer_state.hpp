@@ -7,8 +7,12 @@
 #include "accelmgr/config.hpp"
 #include "accelmgr/named_tensor.hpp"
 #include "accelmgr/optimizer.hpp"
+#include "engine/session/layout.hpp"
 
 namespace accelmgr::libtorch {
+
+/// total_updates: at which a cosine ends.
+session::RateSchedule schedule_of(const OptimizerConfig& config, std::int64_t total_updates);
 
 /// Throws ConfigError.
 void check_config(const OptimizerConfig& config);

@@ -245,6 +245,9 @@ class Manager(InnerDriver):
         optimizers.watch(manager, manager._bound.leaves, manager._handle.keeps_last_step, manager._update)
         master = manager._bound.master
         sharing.stay(manager, [tensor for _, tensor in master.parameters + master.gradients])
+        if manager._handle.found_steps:
+            manager._pending = manager._steps_of_service()
+            manager._pending.begin()
         return manager
 
     @staticmethod

@@ -50,6 +50,13 @@ class LeaseTest : public Supervised {
                        .runners.size();
     return host;
   }
+  Lease::Local drive_here() {
+    return lease_->drive_here([this] { ++over_; });
+  }
+  void leave(Lease::Local& local) {
+    local.socket.reset();
+    run();
+  }
   /// Lets the lease look until it is free, as it does at intervals. False if it does not become free.
   bool becomes_free() {
     run();
@@ -70,7 +77,7 @@ class LeaseTest : public Supervised {
 
   static constexpr std::uint64_t refused_step = 13;  ///< For its checkpoint there is no thread to be had.
   std::vector<std::uint64_t> saves_, told_;
-  int freed_ = 0;
+  int freed_ = 0, over_ = 0;
   std::optional<Lease> lease_;
 };
 
@@ -232,6 +239,81 @@ TEST_F(LeaseTest, AHostHearsOfReplacementsWhileItDrives) {
   ASSERT_EQ(server().take_request(), 0);
   start_runner(0);
   EXPECT_EQ(protocol::next_notice(host.socket.get()), std::nullopt);
+}
+
+// ---- While a thread of the service drives ----
+
+TEST_F(LeaseTest, AHostWaitsWhileTheServiceDrives) {
+  const auto host = admit(100);
+  auto local = drive_here();
+  EXPECT_TRUE(lease_->is_driven_here());
+  EXPECT_EQ(lease_->number(), host.attached.lease);
+  EXPECT_EQ(control().lease.load(), local.number) << "the host would be refused";
+  EXPECT_EQ(local.started.runners.size(), 2u);
+  leave(local);
+  EXPECT_EQ(over_, 1);
+  EXPECT_FALSE(lease_->is_driven_here());
+  EXPECT_EQ(control().lease.load(), host.attached.lease);
+}
+
+TEST_F(LeaseTest, TheAttemptOfTheServiceDoesNotEndWithTheHost) {
+  auto host = admit(100);
+  auto local = drive_here();
+  const auto attempt = session::open_attempt(small_.session, {.participants = 3});
+  host.process.end();
+  ASSERT_TRUE(becomes_free());
+  EXPECT_EQ(freed_, 1);
+  EXPECT_FALSE(small_.session.word().closed);
+  EXPECT_EQ(small_.session.word().attempt, attempt);
+  const auto second = admit(200);
+  EXPECT_EQ(control().lease.load(), local.number);
+  leave(local);
+  EXPECT_EQ(over_, 1);
+  EXPECT_TRUE(small_.session.word().closed);
+  EXPECT_EQ(control().lease.load(), second.attached.lease);
+  EXPECT_EQ(lease_->state(), State::driven);
+}
+
+TEST_F(LeaseTest, TheServiceIsOverWhenItsCommittedAttemptIsReduced) {
+  auto local = drive_here();
+  const auto attempt = commit();
+  leave(local);
+  EXPECT_EQ(over_, 0);
+  EXPECT_TRUE(lease_->is_driven_here());
+  session::Reduction reduction(small_.session, small_.manifest);
+  for (int rank = 0; rank < 2; ++rank) reduction.finish_slice(rank, attempt);
+  loop_.restart();
+  loop_.run_one_for(std::chrono::nanoseconds(2 * timing::look_ns));
+  EXPECT_EQ(over_, 1);
+  EXPECT_EQ(control().lease.load(), 0u);
+  EXPECT_EQ(lease_->steps(), 1u);
+}
+
+TEST_F(LeaseTest, AHostAndTheServiceBothHearOfReplacements) {
+  const auto host = admit(100);
+  const auto local = drive_here();
+  server().end(1, SIGKILL);
+  run();
+  ASSERT_EQ(server().take_request(), 1);
+  start_runner(1);
+  for (const int socket : {host.socket.get(), local.socket.get()})
+    EXPECT_EQ(std::get<protocol::Joined>(protocol::next_notice(socket).value()).generation, 2u);
+}
+
+TEST_F(LeaseTest, TheOutcomeOfACheckpointOfTheServiceIsNotTheHosts) {
+  const auto host = admit(100);
+  const auto local = drive_here();
+  const auto file = [] { return base::UniqueFd(memfd_create("checkpoint", MFD_CLOEXEC)); };
+  protocol::send_request(
+      local.socket.get(),
+      protocol::Save{.step = 5, .model = file(), .training = file(), .description = file()}, local.number);
+  run();
+  EXPECT_EQ(lease_->saves_of_host(), 0u);
+  lease_->saved(written(5, "/checkpoints"));
+  run();
+  EXPECT_TRUE(told_.empty());
+  EXPECT_EQ(protocol::next_notice(host.socket.get()), std::nullopt);
+  EXPECT_EQ(std::get<protocol::Saved>(protocol::next_notice(local.socket.get()).value()).step, 5u);
 }
 
 }  // namespace

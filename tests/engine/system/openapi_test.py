@@ -43,7 +43,7 @@ class OpenApi(ServiceTest):
                    "--generation-database", ":memory:", "--request-timeout", "60", "--max-failures", "5"]
         run = subprocess.run(command, capture_output=True, text=True, timeout=WATCHDOG_S, cwd=self.folder)
         self.assertEqual(run.returncode, 0, run.stdout + run.stderr)
-        self.assertIn("13 selected", run.stdout)
+        self.assertIn("15 selected", run.stdout)
         self.assertTrue(json.loads(self.read("/v1/status"))["ready"])
         self.assertNotIn("was not served", (self.folder / "errors").read_text())
 

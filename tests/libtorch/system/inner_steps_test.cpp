@@ -288,5 +288,54 @@ TEST(InnerStepsRefuse, WhatAnOptimizerRefuses) {
   EXPECT_EQ(manager.statistics().steps, 0u);
 }
 
+// ---- Steps that a thread makes while the host does something else ----
+
+const Case pending_case{.name = "pending",
+                        .optimizer = {.clip_norm = 0.5, .warmup_updates = 3, .schedule = Schedule::cosine}};
+
+TEST(PendingSteps, HaveTheSameBits) {
+  const auto config = config_of(pending_case);
+  auto first = Manager::start(config), second = Manager::start(config);
+  const auto expected = train(first, config, 9);
+  EXPECT_FALSE(second.pending_steps());
+  auto losses = train(second, config, 2).losses;
+  auto pending = second.begin_steps(6, inner(config));
+  for (const auto& result : pending.result()) losses.push_back(result.loss);
+  EXPECT_TRUE(pending.done());
+  losses.push_back(expect_ok(second, inner(config)).loss);
+  EXPECT_TRUE(Trained(second, losses) == expected);
+}
+
+TEST(PendingSteps, KeepOthersOutUntilTheyAreCancelled) {
+  const auto config = config_of(pending_case);
+  auto manager = Manager::start(config);
+  auto pending = manager.begin_steps(100'000, inner(config));
+  EXPECT_THROW(manager.step(), UsageError);
+  EXPECT_THROW(manager.zero_grad(), UsageError);
+  EXPECT_THROW(manager.begin_steps(1, inner(config)), UsageError);
+  pending.cancel();
+  EXPECT_TRUE(pending.wait(0));
+  EXPECT_EQ(pending.result().size(), manager.statistics().steps);
+  expect_ok(manager, inner(config));
+  manager.begin_steps(100'000, inner(config));
+  manager.stop();
+  EXPECT_TRUE(manager.pending_steps()->done());
+}
+
+TEST(PendingSteps, EndWithTheDataAndWithWhatStepThrows) {
+  auto config = config_of(pending_case);
+  config.data.elements = 10 * 2 * config.batch_size_per_device;
+  config.data.epochs = 1;
+  auto manager = Manager::start(config);
+  const auto made = manager.begin_steps(100, inner(config)).result();
+  ASSERT_EQ(made.size(), 11u);
+  EXPECT_EQ(made.back().status, StepStatus::data_end);
+  auto refused = config;
+  refused.optimizer.steps_per_update = 0;
+  EXPECT_THROW(manager.begin_steps(1, inner(refused)).result(), ConfigError);
+  EXPECT_THROW(manager.begin_steps(0, inner(config)), UsageError);
+  EXPECT_THROW(manager.begin_steps(1, {}), UsageError);
+}
+
 }  // namespace
 }  // namespace accelmgr::test

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -19,10 +20,14 @@ from accelmgr._host import optimizers
 from accelmgr._host.binding import Binding
 from accelmgr._host.pending import PendingSteps
 from accelmgr._host.session_updates import Numbers
-from accelmgr.errors import UsageError
+from accelmgr.errors import ManagerLost, SessionError, UsageError
 
 MOST_LOSSES = 3
 """So often a step begins again with other processes before the host hears of it."""
+
+
+LOOK_S = 0.02
+"""How often a service is asked for news of the steps that it makes."""
 
 
 def carry(error: BaseException, made: list[_native.StepResult]) -> None:
@@ -66,8 +71,8 @@ class Driver:
         if self._pending is not None and self._pending.is_elsewhere():
             self._check_owner(call)
             raise UsageError(
-                f"{call}() was called while steps of begin_steps() are under way: call result() or cancel() of what "
-                "that has returned before"
+                f"{call}() was called while steps of begin_steps() are under way: call result() or cancel() of "
+                "`pending_steps` before"
             )
 
     def _check(self) -> None:
@@ -288,6 +293,10 @@ class Driver:
         call. A dataset that this process reads (a generator) draws from the same random generators as the process does
         meanwhile.
 
+        A host of a service that attach() has returned has them made by the service, with what param_groups say now for
+        all of them: they go on when this process ends, detaches, or is killed, and `pending_steps` of the next host has
+        the results. cancel() ends them, stop() does not.
+
         Raises UsageError for an optimizer that runners cannot have, and for a dataset that only one thread may read.
         """
         self._check_idle("begin_steps")
@@ -297,18 +306,65 @@ class Driver:
         with self._handle.alone("begin_steps"):
             self._begin_kind(optimizer)
         how: dict[str, Any] = {"optimizer": optimizer, "clip_grad_norm": clip_grad_norm, "timeout": timeout}
-        pending = PendingSteps(self.steps(n, sync_every=sync_every, **how))
+        attached = self._handle.is_attached
+        pending = self._steps_of_service() if attached else PendingSteps(self.steps(n, sync_every=sync_every, **how))
         try:
+            if attached:
+                self._begin_at_service(n, clip_grad_norm, timeout)
             self._pending = pending
             pending.begin()
             return pending
         except BaseException:  # A signal handler may have raised, and the caller cannot cancel what it does not have.
-            pending.cancel()
+            pending.leave()
+            if attached:
+                with contextlib.suppress(SessionError):
+                    self._handle.cancel_service_steps()
             raise
+
+    @property
+    def pending_steps(self) -> PendingSteps | None:
+        """What begin_steps() has returned last.
+
+        After attach(): the steps that an earlier host of the service has begun with it, if no other step was made
+        since. They may be under way: calls that step, write or change the session raise UsageError until they are over.
+        """
+        return self._pending
+
+    def _begin_at_service(self, count: int, clip_grad_norm: float | None, timeout: float | None) -> None:
+        with self._update.interrupted() if self._update is not None else contextlib.nullcontext():
+            self._check()
+            update = self._session_update(clip_grad_norm)
+            assert update is not None
+            self._bound.send_changes()
+            self._handle.begin_service_steps(count, timeout, update)
+
+    def _steps_of_service(self) -> PendingSteps:
+        return PendingSteps(self._told_by_service(), self._handle.cancel_service_steps)
+
+    def _told_by_service(self) -> Iterator[_native.StepResult | None]:
+        told: list[_native.StepResult] = []
+        more, error = True, ""
+        while more:
+            try:
+                more, error, news = self._handle.service_steps(len(told))
+            except SessionError as gone:
+                raise ManagerLost(str(gone), self._handle.statistics(memory=False).steps + 1, -1) from None
+            told += news
+            yield from (result for result in news if result.counted)
+            if more and not news:
+                time.sleep(LOOK_S)
+                yield None
+        if counted := [result for result in told if result.counted]:
+            self._bound.show(counted=True, overwritten=True)
+            self._note_counted(counted[-1])
+        if error:
+            raise SessionError(error)
+        if told and not (told[-1].status == "data_end" and not told[-1].error_type):
+            told[-1].raise_for_status()
 
     def _cancel_pending(self) -> None:
         if self._pending is not None and self._pending.is_elsewhere():
-            self._pending.cancel()
+            self._pending.leave()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Zeroes the master's gradients. As in torch, `.grad` is None then until a step gives a gradient.

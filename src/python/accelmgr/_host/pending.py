@@ -1,5 +1,5 @@
 # Runs in: the host.
-"""Inner steps that a thread of the host makes, while the others do something else."""
+"""Inner steps that are made while the host does something else: by a thread of it, or by a service."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ import os
 import select
 import threading
 import weakref
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 from accelmgr import _native
 from accelmgr._common import torch_settings
 from accelmgr.errors import UsageError
+
+END = object()
 
 _all: weakref.WeakSet[PendingSteps] = weakref.WeakSet()
 
@@ -25,13 +27,21 @@ _all: weakref.WeakSet[PendingSteps] = weakref.WeakSet()
 class PendingSteps:
     """Steps that Manager.begin_steps() has begun: `result()`, `await`, or poll/select/asyncio on it as on a file.
 
+    Those of a service go on when this process ends or detaches: Manager.pending_steps of the next host has them.
+
     Any thread may call all methods; in a forked child those that wait raise UsageError. While the steps are under way
     the manager takes no calls that step, write or change the session.
     """
 
-    def __init__(self, steps: Iterator[_native.StepResult]) -> None:
-        """steps: makes a step each time that it is asked for its next result."""
+    def __init__(
+        self, steps: Iterator[_native.StepResult | None], end_elsewhere: Callable[[], None] | None = None
+    ) -> None:
+        """steps: makes a step each time that it is asked for its next result.
+
+        end_elsewhere: they are made elsewhere. It ends them, and `steps` tells of them: None is no news.
+        """
         self._steps = steps  # Until the thread has it.
+        self._end_elsewhere = end_elsewhere
         self._results: list[_native.StepResult] = []
         self._error: BaseException | None = None
         self._is_cancelled = self._is_over = False
@@ -54,8 +64,11 @@ class PendingSteps:
         try:
             with torch_settings.held(settings):
                 steps, self._steps = self._steps, iter(())
-                while not self._is_cancelled and (result := next(steps, None)) is not None:
-                    self._results.append(result)
+                while not self._is_cancelled:
+                    if (result := next(steps, END)) is END:
+                        break
+                    if result is not None:
+                        self._results.append(result)  # type: ignore[arg-type]
                 del steps  # It holds the manager.
         except BaseException as error:
             self._error = error
@@ -98,10 +111,20 @@ class PendingSteps:
     def cancel(self) -> None:
         """Ends the steps before the next one, or before their last sync(). What was made counts.
 
+        Raises SessionError when a service does not answer.
+
         Blocks until the step that is under way is over, which its timeout bounds; after Ctrl-C the steps end all the
         same. Does not sync: Manager.sync() brings the parameters of this process up to date. Does nothing if the steps
         are over, and raises nothing of what they have raised.
         """
+        if self._end_elsewhere is None:
+            self.leave()
+        elif not self.done():
+            self._end_elsewhere()
+            self._wait("cancel", None)
+
+    def leave(self) -> None:
+        """For Manager. As cancel(), but steps that are made elsewhere go on."""
         self._is_cancelled = True
         if self._thread:
             self._wait("cancel", None)
@@ -147,4 +170,4 @@ def _cancel_all() -> None:
     """A thread that is in a step must not meet an interpreter that ends."""
     for pending in list(_all):
         if pending._owner == os.getpid() and not pending.done():
-            pending.cancel()
+            pending.leave()
