@@ -250,7 +250,8 @@ class Handle {
   /// Appends the result to `made` before it throws what a signal handler raised: the step may have counted
   /// before that, and what this returned would be lost if the interpreter called the handler afterwards.
   void step(nb::typed<nb::list, StepResult> made, std::optional<double> timeout_s, bool accumulate,
-            bool parameters_changed, bool repeat, std::optional<std::uint32_t> inner,
+            bool parameters_changed, bool repeat,
+            std::optional<std::pair<std::uint32_t, std::uint64_t>> inner,
             const std::optional<UpdateNumbers>& update) {
     auto& handle = started();
     Interruption interruption(work_.ptr());
@@ -263,8 +264,10 @@ class Handle {
                                 .parameters_changed = parameters_changed,
                                 .interrupted = interruption.hook()};
       result = update ? handle.step(options, update_of(*update))
-                      : handle.step(options, inner ? client::StepKind::inner : client::StepKind::outer);
-      result.repeated = inner.value_or(0);
+                      : handle.step(options, !inner              ? client::StepKind::outer
+                                             : inner->second > 0 ? client::StepKind::inner
+                                                                 : client::StepKind::first_inner);
+      result.repeated = inner ? inner->first : 0;
     } catch (...) {
       interruption.rethrow();
       throw;
@@ -411,8 +414,9 @@ void bind_manager(nb::module_& module) {
            nb::arg("accumulate") = true, nb::arg("parameters_changed") = true, nb::arg("repeat") = false,
            nb::arg("inner") = nb::none(), nb::arg("update") = nb::none(),
            "Appends the result to `made`, also if it then raises what a signal handler has raised. inner: of "
-           "an inner "
-           "step, how many were made again before it. update: the session makes it, as a part of the step.")
+           "an inner step, how many were made again before it, and how many its runners have made since they "
+           "have "
+           "the optimizer. update: the session makes it, as a part of the step.")
       .def("begin_service_steps", &Handle::begin_service_steps, nb::arg("count"), nb::arg("timeout").none(),
            nb::arg("update"), "The service makes inner steps, also if this process ends.")
       .def("service_steps", &Handle::service_steps, nb::arg("known"),
@@ -547,6 +551,9 @@ void bind_manager(nb::module_& module) {
           "call", [](Handle& self, int rank) { waiting([&, &m = self.started()] { m.call(rank); }); },
           nb::arg("rank"), "The replica of the rank makes the call that Calls has for it.")
       .def_prop_ro("fork_server_ended", [](Handle& self) { return self.started().fork_server_ended(); })
+      .def_prop_ro(
+          "gave_up", [](Handle& self) { return self.started().session()->control().given_up.load() != 0; },
+          "Whether the manager process replaces no runner any more.")
       .def_prop_ro(
           "replaces_runners",
           [](const Handle& self) { return self.loaded().config.runners.on_loss != LossPolicy::fail; })

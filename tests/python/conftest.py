@@ -155,6 +155,16 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture
+def alarms() -> Iterator[None]:
+    """SIGUSR1 raises harm.Alarm in the main thread."""
+    from harm import raise_alarm  # It imports this file.
+
+    before = signal.signal(signal.SIGUSR1, raise_alarm)
+    yield
+    signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.fixture
 def zeroed(pair: tuple[Any, Any]) -> tuple[Any, Any]:
     """A module's manager and oracle (see oracle.py), without gradients."""
     for each in pair:

@@ -5,73 +5,20 @@ python inner_torture.py 600 17 fork: for ten minutes, with seeds from 17 on. Eac
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import os
 import random
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable
 
 import torch
-from conftest import descendants
+from harm import Harm, insist, raise_alarm
 from test_inner import Net, assert_same, manager_of
-
-import accelmgr
 
 STEPS = 30
 KINDS = ["one", "several", "pending", "one", "several", "pending", "host", "sync", "write", "refresh", "resize"]
 RUNNERS = 3
-
-
-class Alarm(Exception):
-    pass
-
-
-def raise_alarm(number, frame):
-    raise Alarm
-
-
-class Harm:
-    """What happens to the processes meanwhile: at a random instant of a call, by a thread."""
-
-    def __init__(self, seed: int) -> None:
-        self._chance = random.Random(f"harm {seed}")
-        self._main = threading.get_ident()
-        self._timer: threading.Timer | None = None
-
-    def begin(self, may_interrupt: bool) -> None:
-        what = self._chance.choice(["nothing", "kill", "kill", "stop", "interrupt" if may_interrupt else "kill"])
-        if what != "nothing":
-            after_s = self._chance.choice([0.002, 0.02, 0.2]) * self._chance.random()
-            self._timer = threading.Timer(after_s, getattr(self, f"_{what}"))
-            self._timer.start()
-
-    def end(self) -> None:
-        timer, self._timer = self._timer, None
-        if timer is not None:
-            timer.join()
-
-    def _send(self, number: int) -> int:
-        pid = self._chance.choice(sorted(descendants()) or [0])
-        with contextlib.suppress(ProcessLookupError):
-            if pid != 0:
-                os.kill(pid, number)
-        return pid
-
-    def _kill(self) -> None:
-        self._send(signal.SIGKILL)
-
-    def _stop(self) -> None:
-        if (pid := self._send(signal.SIGSTOP)) != 0:
-            time.sleep(0.02)  # The pause is the harm. No check depends on its length.
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
-
-    def _interrupt(self) -> None:
-        signal.pthread_kill(self._main, signal.SIGUSR1)
 
 
 class Run:
@@ -114,27 +61,8 @@ class Run:
             self._during(self._manager.sync)
         self.result = self._model, self._optimizer
 
-    def _during(self, call: Callable[[], object], may_interrupt: bool = True) -> bool:
-        """Makes the call while something happens, again if that ends it. Returns whether it was interrupted."""
-        interrupted, failures = False, 0
-        while True:
-            try:
-                if self._harm is not None:
-                    self._harm.begin(may_interrupt)
-                try:
-                    call()
-                finally:
-                    if self._harm is not None:
-                        self._harm.end()
-                return interrupted
-            except Alarm:
-                interrupted = True
-            except (accelmgr.StepError, accelmgr.RunnerError, accelmgr.SessionError) as error:
-                failures += 1  # What took the place of others may be killed, too.
-                if failures == 6:
-                    raise AssertionError(f"{self.calls[-1]} fails again and again") from error
-                if "recover()" in str(error) or isinstance(error, accelmgr.ManagerLost):
-                    self._during(self._manager.recover, may_interrupt=False)
+    def _during(self, call: Callable[[], object], may_interrupt: bool = True) -> None:
+        insist(self._manager, self._harm, call, may_interrupt)
 
     def _by_host(self, until: int, clip: float | None) -> None:
         def step() -> None:

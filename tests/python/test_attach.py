@@ -52,7 +52,7 @@ class Service:
             )
         assert self.process.stdout is not None
         ready = self.process.stdout.readline()
-        assert re.match("ready: model '(mlp|python)', 2 runners", ready), ready + self.errors.read_text()
+        assert re.match("ready: model '(mlp|gpt|python)', [1-9] runners", ready), ready + self.errors.read_text()
 
     def stop(self) -> int:
         self.process.send_signal(signal.SIGTERM)

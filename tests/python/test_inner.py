@@ -386,6 +386,19 @@ def test_an_optimizer_that_runners_cannot_have_is_refused():
         assert manager.step().status == "ok"
 
 
+class DiesOnce(Net):
+    """Dies in forward() of the process whose number is in the file."""
+
+    def __init__(self, file) -> None:
+        super().__init__()
+        self.file = file
+
+    def forward(self, inputs, targets) -> torch.Tensor:
+        if self.file.exists() and self.file.read_text() == str(os.getpid()):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().forward(inputs, targets)
+
+
 class Scaled(torch.optim.SGD):
     """It keeps more than groups and state, and looks at hooks."""
 
@@ -404,6 +417,44 @@ class Scaled(torch.optim.SGD):
                 if parameter.grad is not None and self.noted:
                     parameter.grad.mul_(self.scale)
         super().step()
+
+
+def scaled(parameters):
+    """Each runner makes the whole update."""
+    return Scaled(parameters, 0.25)
+
+
+@pytest.mark.parametrize("start_method", ["fork", "forkserver"])
+@pytest.mark.parametrize("killed", [1, 2])
+def test_what_a_survivor_has_is_not_made_again(killed, start_method):
+    model = Net()
+    optimizer = scaled(model.parameters())
+    with manager_of(model, 3, start_method) as manager:
+        for number in range(1, 11):
+            if number in (4, 8):
+                for runner in manager.statistics().runners[:killed]:
+                    kill(runner.pid)
+            result = manager.step(optimizer=optimizer)
+            assert (result.status, result.step, result.repeated) == ("ok", number, 0)
+            assert manager.synced_step == (0 if number < 4 else 3 if number < 8 else 7)
+        manager.sync()
+        assert_same((model, optimizer), in_host(scaled, 10, 3, rates=0))
+
+
+@pytest.mark.parametrize("start_method", ["fork", "forkserver"])
+@pytest.mark.parametrize("make", [scaled, OPTIMIZERS["adamw"]], ids=["whole", "divided"])
+def test_a_runner_that_dies_in_a_step(make, start_method, tmp_path):
+    model = DiesOnce(tmp_path / "dies")
+    optimizer = make(model.parameters())
+    with manager_of(model, 2, start_method) as manager:
+        for number in range(1, 8):
+            if number == 4:
+                model.file.write_text(str(manager.statistics().runners[1].pid))
+            result = manager.step(optimizer=optimizer)
+            repeated = 3 if number == 4 and make is not scaled else 0  # The other has only its part of the state.
+            assert (result.status, result.step, result.repeated) == ("ok", number, repeated)
+        manager.sync()
+        assert_same((model, optimizer), in_host(make, 7, 2, rates=0))
 
 
 @pytest.mark.parametrize("refresh", ["auto", "always"])

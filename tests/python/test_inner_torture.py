@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import signal
-
 import pytest
-from inner_torture import Harm, Run, raise_alarm
+from harm import Harm
+from inner_torture import Run
 from test_inner import assert_same
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-@pytest.fixture(autouse=True)
-def interrupted():
-    before = signal.signal(signal.SIGUSR1, raise_alarm)
-    yield
-    signal.signal(signal.SIGUSR1, before)
+pytestmark = pytest.mark.usefixtures("one_thread", "alarms")
 
 
 @pytest.mark.parametrize(

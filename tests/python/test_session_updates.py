@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from interruptions import interrupted_at
 from test_attach import PROGRAM, Service
 
 import accelmgr
@@ -122,6 +123,35 @@ def test_host_steps_and_a_loaded_state_go_on() -> None:
         fresh = make(manager.parameters())
         manager.step(optimizer=fresh)
         assert float(fresh.state[manager.parameters()[0]]["step"]) == 1
+
+
+@pytest.mark.parametrize("is_loaded", [False, True], ids=["its first step", "a loaded state"])
+def test_a_signal_handler_that_raises_loses_nothing(is_loaded: bool) -> None:
+    make = OPTIMIZERS["adamw"]
+
+    def trained(place: int | None) -> tuple[str, list[torch.Tensor]]:
+        where = ""
+        with built_in(model__mlp={"input_size": 16, "hidden_size": 32}) as manager:
+            optimizer = make(manager.parameters())
+            if is_loaded:
+                manager.step(optimizer=optimizer)
+                state, optimizer = optimizer.state_dict(), make(manager.parameters())
+                optimizer.load_state_dict(state)
+            if place is not None:
+                where, _ = interrupted_at(place, lambda: manager.step(optimizer=optimizer))
+            while manager.statistics().steps < 4:
+                manager.step(optimizer=optimizer)
+            return where, copies(manager) + states(optimizer)
+
+    _, expected = trained(None)
+    seen = set()
+    for place in range(0, 1000, 13):
+        where, found = trained(place)
+        if not where:
+            break
+        seen.add(where)
+        assert len(found) == len(expected) and all(map(torch.equal, found, expected)), where
+    assert len(seen) > 8
 
 
 def test_two_optimizers_take_turns() -> None:

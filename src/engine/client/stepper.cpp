@@ -88,12 +88,14 @@ StepResult Stepper::step(const StepOptions& chosen, double timeout_s, StepKind k
   if (options.parameters_changed) version.store(version.load() + 2);
 
   StepResult result;
-  const auto computes = kind == StepKind::inner ? Purpose::compute_and_apply : Purpose::compute;
+  const auto computes = kind == StepKind::outer ? Purpose::compute : Purpose::compute_and_apply;
   auto purpose = computes;
   loss_scaler_.begin_step();
   Outcome outcome;
   for (;;) {
     outcome = assemble(patience, options.repeat);
+    if (outcome.status != StepStatus::ok) break;
+    if (kind == StepKind::inner) outcome = look_for_newcomer();
     if (outcome.status != StepStatus::ok) break;
     outcome = attempt(purpose, options, patience, result);
     // The supervisor repairs the loss or gives up; or no runner is lost, but their team of devices is.
@@ -130,6 +132,7 @@ StepResult Stepper::step(const StepOptions& chosen, double timeout_s, StepKind k
   fill(result, session_, config_.loss_scaling.field);
   refuse_without_weight(result);
   if (result.counted) nonfinite_in_a_row_ = result.nonfinite ? nonfinite_in_a_row_ + 1 : 0;
+  if (result.counted && kind != StepKind::outer) inner_members_ = members_of(participants_);
   if (result.counted) touched_.committed(result.attempt, options.accumulate);
   if (result.counted && !options.accumulate) view_.control().zeroed_step.store(result.step - 1);
   if (result.counted && measured_shares_) measure();
@@ -322,6 +325,21 @@ Stepper::Members Stepper::members_of(session::RankMask ranks) const noexcept {
     if ((ranks >> rank & 1) != 0)
       members[static_cast<std::size_t>(rank)] = session_.record(rank).generation.load();
   return members;
+}
+
+// A runner that takes the place of another has not made the inner steps before: the host brings it what it
+// lacks.
+Stepper::Outcome Stepper::look_for_newcomer() const {
+  const auto now = members_of(participants_);
+  for (int rank = 0; rank < session_.ranks(); ++rank) {
+    const auto i = static_cast<std::size_t>(rank);
+    if (now[i] != 0 && now[i] != inner_members_[i])
+      return {StepStatus::runner_lost,
+              fmt::format("runner {} has taken the place of another, and lacks its inner steps: {}", rank,
+                          text_of(last_causes(session_))),
+              rank};
+  }
+  return {};
 }
 
 void Stepper::team_failed(const Outcome& outcome) {

@@ -99,6 +99,7 @@ class Stepper {
   /// The generation of each rank of a team of devices; 0: it is not in it.
   using Members = std::array<std::uint32_t, session::max_ranks>;
   Members members_of(session::RankMask ranks) const noexcept;
+  Outcome look_for_newcomer() const;
   session::DeviceTeam device_team() noexcept;
   void team_failed(const Outcome& outcome);
   bool team_ready(session::RankMask team);
@@ -131,8 +132,9 @@ class Stepper {
   session::Shares even_shares_;
   std::optional<MeasuredShares> measured_shares_;
   int nonfinite_in_a_row_ = 0;
-  Members team_members_{};  ///< The members of the attempt's team.
-  Members failed_team_{};   ///< The members of the last team that failed.
+  Members team_members_{};   ///< The members of the attempt's team.
+  Members failed_team_{};    ///< The members of the last team that failed.
+  Members inner_members_{};  ///< The runners of the last inner step.
   std::optional<Failure> manager_loss_;
 };
 

@@ -561,7 +561,7 @@ class Manager(InnerDriver):
         if self._inner is not None and result.status == "runner_lost" and self._handle.replaces_runners:
             if not self._inner.are_others() and not self._handle.fork_server_ended:
                 return False
-            self._inner.renew(has_given_up=True)
+            self._inner.renew(has_given_up=self._handle.gave_up)
             return True
         if self._method == "fork" and result.status == "timeout":
             start_methods.say_what_forks_lack()

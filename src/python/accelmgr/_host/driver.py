@@ -231,10 +231,9 @@ class Driver:
             if self._update is None and self._bound.master.is_empty:
                 accumulate = False  # Zero plus -0.0 would be 0.0.
             self._unshown = made, not accumulate or self._handle.overwrites_next
+            counts = (inner.repeated, inner.made) if inner else None
             with self._waiting():
-                self._handle.step(
-                    made, timeout, accumulate, parameters_changed, repeat, inner.repeated if inner else None, update
-                )
+                self._handle.step(made, timeout, accumulate, parameters_changed, repeat, counts, update)
             self._show()
 
     def _show(self) -> None:

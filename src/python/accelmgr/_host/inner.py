@@ -7,6 +7,7 @@ back to the last sync, and makes them again: with the same elements, generators,
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import functools
@@ -165,6 +166,8 @@ class InnerSteps:
 
         has_given_up: the manager process replaces no runner any more.
         """
+        if self.ahead > 0:
+            self._take_from_survivor()
         if self.ahead > 0 or (has_given_up and not self._manager.forks):
             return self.go_back()
         if self._manager.forks:
@@ -245,6 +248,20 @@ class InnerSteps:
         if self._sent is not None:
             self._sent.close()  # Every runner has read it.
         self.optimizer._opt_called = True  # type: ignore[attr-defined]  # A scheduler looks whether it has stepped.
+
+    def _take_from_survivor(self) -> None:
+        """A sync with a runner that has made all steps, if there is one: then none is made again."""
+        if self._shared is not None or self._steps < self._reached:  # Each has a part of the state; it has gone back.
+            return
+        if self._manager.counts().manager_pid != self._manager_pid:
+            return
+        made = self._steps - self._base
+        for rank in self._team:
+            with contextlib.suppress(RunnerError, SessionError, ModelError, UsageError):
+                shelf = self._shelves.setdefault(rank, Shelf())
+                found = shelf.open(self._manager.call(functools.partial(outcome, made, shelf.address), rank=rank))
+                logger.info("rank %d has all inner steps: the host takes parameters and state from it", rank)
+                return self._take(found)
 
     def go_back(self) -> None:
         """To the last sync. The steps since then are made again."""

@@ -156,7 +156,7 @@ class InnerDriver(Driver):
         self.publish_order(order)
         self._bound.send_changes()
         with self._waiting():
-            self._handle.step(made, None, False, order.loads, False, 0)
+            self._handle.step(made, None, False, order.loads, False, (0, order.made))
         self._bound.show(made[-1].counted, True)
         made[-1].raise_for_status()
 

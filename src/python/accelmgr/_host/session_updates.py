@@ -53,7 +53,8 @@ class SessionUpdates:
         self._leaves = leaves
         self._steps = torch.zeros(len(leaves))
         self._step_of = self._steps.unbind()  # Views: the "step" that torch has of each parameter.
-        self._seen: list[tuple[int, int]] = []  # _versions() when the session and `optimizer.state` were the same.
+        # _versions() when the session and `optimizer.state` were the same; None: it takes over what the session has.
+        self._seen: list[tuple[int, int]] | None = []
         self._groups: list[int | None] = []
         self._find_moments()
         self._place_groups()
@@ -120,8 +121,8 @@ class SessionUpdates:
 
     def _bring(self) -> None:
         """The session gets the state that the optimizer has here."""
-        states = [dict(self.optimizer.state.get(leaf, {})) for leaf in self._leaves]
-        for state in states:  # Its tensors may be those of the session, which become zeros.
+        states = [self.optimizer.state.get(leaf, {}) for leaf in self._leaves]
+        for state in states:  # Its tensors may be those of the session, which become zeros; a signal handler may raise.
             state |= {name: state[name].clone() for name in self._names if state.get(name) is not None}
         self.handle.clear_moments(len(self._names))
         for number, state in enumerate(states):
@@ -135,6 +136,14 @@ class SessionUpdates:
 
     def _note(self) -> None:
         """The optimizer's state here is that of the session."""
+        self._seen = None
+        try:
+            self._take_state()
+        except BaseException:  # A signal handler has raised: what is half there must not go back.
+            self._take_state()
+            raise
+
+    def _take_state(self) -> None:
         updates = self.handle.updates()
         self._steps.copy_(torch.tensor(updates, dtype=torch.float32))
         for number, (leaf, made, group) in enumerate(zip(self._leaves, updates, self._groups, strict=True)):
@@ -158,7 +167,7 @@ class SessionUpdates:
 
     def sync(self) -> None:
         """The optimizer's state here is that of the session, unless the host has written it since."""
-        if self._versions() == self._seen:
+        if self._seen is None or self._versions() == self._seen:
             self._note()
 
     def numbers(self, clip_grad_norm: float | None) -> Numbers:
@@ -168,6 +177,8 @@ class SessionUpdates:
         if clip_grad_norm is not None and not clip_grad_norm > 0:
             raise UsageError(f"clip_grad_norm is {clip_grad_norm}; it must be above 0, or None for no clipping")
         self._place_groups()
+        if self._seen is None:
+            self._note()
         if self._versions() != self._seen or self.handle.moments_used != len(self._names):
             self._bring()
         return self._kind, float(clip_grad_norm or 0), [_numbers(group) for group in self.optimizer.param_groups]
