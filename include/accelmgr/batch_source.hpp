@@ -83,22 +83,23 @@ class BatchSource {
   virtual ~BatchSource() = default;
   /// Must return the same fields at every call.
   virtual std::span<const FieldSpec> fields() const = 0;
-  /// Writes the next element. Returns false at the end of the data, or of an epoch that another one follows.
-  /// May block for as long as reading takes.
+  /// Writes the next element. Returns false at the end of the data, or at the end of an epoch if another one
+  /// follows. May block for as long as reading takes.
   virtual bool next(ElementWriter& element) = 0;
-  /// Whether another epoch follows the present one: when next() has returned false, it goes on with that. No
-  /// step has elements of two epochs: what the end of an epoch leaves of a step is a short step, or is left
-  /// out (`data.drop_last`). A source that ends no epoch need not override it.
+  /// Whether another epoch follows the present one: the call of next() after the one that returned false
+  /// begins it. No step has elements of two epochs: the last elements of an epoch make a short step, or are
+  /// left out (`data.drop_last`). A source that ends no epoch need not override it.
   virtual bool more_epochs() const { return false; }
   /// The position of the source, at most max_state_bytes. A new source of the same configuration that is
   /// given these bytes continues with the same elements. nullopt: the source does not support this; a new
   /// source is then read from its beginning up to the position.
   virtual std::optional<std::string> state() const { return std::nullopt; }
-  /// Moves a new source, from which nothing was read yet, to the position `state`. Throws DataError when this
-  /// kind of source did not write `state`.
+  /// Moves a new source to the position `state`. Throws DataError when this kind of source did not write
+  /// `state`.
+  /// Requires: nothing was read from this source yet.
   virtual void restore(const std::string& state);
-  /// Committed steps have consumed the elements before this one: next() will not be asked for them again, and
-  /// what belongs to them may be freed. Elements that were given after them may yet be read in queues.
+  /// Committed steps have consumed the first `elements` elements: next() is not asked for them again, and
+  /// their memory may be freed. Later elements may still lie in queues.
   virtual void consumed(std::uint64_t /*elements*/) {}
   /// A new source of the elements that are never trained on, at their beginning. Null when there are none.
   virtual std::unique_ptr<BatchSource> held_out() { return nullptr; }
@@ -109,7 +110,8 @@ class BatchSource {
 
 using DataFactory = std::function<std::unique_ptr<BatchSource>(const Config&)>;
 
-/// Throws UsageError when the name is taken. Not thread-safe; call it before init().
+/// Throws UsageError when the name is taken. Not thread-safe.
+/// Requires: init() was not called yet.
 void register_data(const std::string& name, DataFactory factory);
 
 /// Makes the source that `config.data.kind` names. Throws ConfigError for an unknown kind (the error names

@@ -1,8 +1,8 @@
 // A communicator: a group of ranks that compute collectives together. One interface, several backends:
 //
 //   serial   one rank: every collective is a copy
-//   shm      any number of ranks on one host, over shared memory
-//   gloo     several hosts: shm within each, TCP between one leader of each
+//   shm      any number of ranks on one node, over shared memory
+//   gloo     several nodes: shm within each, TCP between one leader of each
 //
 // All members make the same calls in the same order, each with a buffer of the same shape and dtype. Before
 // they touch a buffer, the members compare their calls. If the calls differ, all members throw
@@ -46,7 +46,7 @@ class CollectiveError : public Error {
   CollectiveError(const std::string& what, Cause cause, std::vector<int> ranks)
       : Error(what), cause_(cause), ranks_(std::move(ranks)) {}
   Cause cause() const noexcept { return cause_; }
-  /// Ranks in the world: those that are missing or lost; for a mismatch, those whose call differs from that
+  /// Ranks in the world that are missing or lost; for a mismatch, the ranks whose call differs from the call
   /// of the lowest rank.
   const std::vector<int>& ranks() const noexcept { return ranks_; }
 
@@ -60,7 +60,8 @@ struct CallOptions {
   /// dimension of `count` elements.
   std::span<const std::int64_t> shape = {};
   double timeout_s = 0;  ///< 0: the communicator's default.
-  /// The tensors are in memory of devices. This call passes no elements; the members compare that, too.
+  /// The tensors are in memory of devices, and this call passes none of their elements. Members compare this
+  /// flag, too.
   bool on_devices = false;
 };
 
@@ -74,7 +75,7 @@ class Communicator {
   /// The rank of each member in the world. For the communicator of the world: 0, 1, 2, ...
   virtual const std::vector<int>& ranks() const noexcept = 0;
   /// The ranks in the world of other members that are known to have ended or left. Not a collective: returns
-  /// at once, and does not break the communicator. Members on other hosts are not looked at. For code that
+  /// at once, and does not break the communicator. Members on other nodes are not looked at. For code that
   /// waits for something else than this communicator.
   virtual std::vector<int> gone() = 0;
 

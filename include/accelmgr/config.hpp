@@ -11,13 +11,13 @@
 
 namespace accelmgr {
 
-/// By what the losses of a step's micro-batches are divided before their gradients are added.
+/// The divisor of the losses of a step's micro-batches, by which they are divided before gradients are added.
 struct LossScaling {
   enum Kind : std::uint8_t {
-    runners,  ///< Their number.
-    samples,  ///< Their number, where one with fewer samples counts less.
-    sum,      ///< Nothing: losses are sums, and so is the gradient.
-    sum_over  ///< The total of a number that the model returns beside each loss, which is a sum.
+    runners,  ///< The number of micro-batches.
+    samples,  ///< As runners, but a micro-batch with fewer samples counts less.
+    sum,      ///< 1: losses are sums, and so is the gradient.
+    sum_over  ///< The total of `field`, a number that the model returns beside each loss; losses are sums.
   };
   LossScaling(Kind kind = runners, std::string field = {}) : kind(kind), field(std::move(field)) {}
   bool operator==(const LossScaling&) const = default;
@@ -36,11 +36,11 @@ enum class NonfinitePolicy { abort, skip_batch, keep };
 enum class LossPolicy { fail, restart, shrink };
 /// Which buffers (BatchNorm statistics) a committed step keeps: those of rank 0, or the mean of all ranks.
 enum class BufferPolicy { rank0, mean };
-/// dtype of the gradients that runners publish: that of the parameters, or bfloat16 (less memory traffic).
+/// dtype of the gradients that runners publish: the parameters' dtype, or bfloat16 (less memory traffic).
 enum class SlabDtype { parameters, bf16 };
 enum class GradientDtype { parameters, float32 };
 enum class RunnerParameters { master, bf16 };
-/// dtype in which forward passes compute where torch considers it safe: that of the parameters, bfloat16 or
+/// dtype in which forward passes compute where torch considers it safe: the parameters' dtype, bfloat16 or
 /// float16. With float16 the loss is scaled up, so that small gradients do not become zero (LossScaleConfig).
 enum class Autocast { off, bf16, fp16 };
 /// How the micro-batches of a step are divided over the runners. even: each computes
@@ -48,8 +48,8 @@ enum class Autocast { off, bf16, fp16 };
 /// time.
 enum class Share { even, measured };
 /// What runners compute on. automatic (`auto`): every GPU; where there is none, the chips of a TPU; else the
-/// CPU. cuda: a GPU for each. For models of Python, xla: a device of torch_xla for each; accelerator: one of
-/// the kind that torch.accelerator names, for each.
+/// CPU. cuda: a GPU for each runner. Two more for models of Python. xla: a device of torch_xla for each
+/// runner. accelerator: for each runner a device of the kind that torch.accelerator names.
 enum class Device { automatic, cpu, cuda, xla, accelerator };
 /// Whether runners with a GPU each sum up their gradients over NCCL. automatic (`auto`): where two of them
 /// can. off: through the memory of the session.
@@ -66,8 +66,8 @@ enum class StartMethod { spawn, fork, forkserver };
 /// `runners.autocast: fp16`: the factor of the loss in the runners. It is always a power of two. A step whose
 /// gradients are infinite is tried again with half of it; the master's gradients never contain it.
 struct LossScaleConfig {
-  double initial = 65536;   ///< Of a new run; a power of two.
-  int growth_steps = 2000;  ///< It doubles after so many steps in a row that did not lower it; 0: never.
+  double initial = 65536;   ///< The factor when a new run begins.
+  int growth_steps = 2000;  ///< Doubles after so many steps in a row that did not lower it; 0: never.
 
   bool operator==(const LossScaleConfig&) const = default;
 };
@@ -96,8 +96,8 @@ struct RunnersConfig {
   int min_runners = 1;  ///< shrink: fewer than these are an error.
   int max_runners = 0;  ///< Largest argument of Manager::resize(); 0: nprocs.
   double hang_timeout = 60.0;  ///< Seconds without a sign of life until a runner is killed; 0: never.
-  /// Seconds without progress until a runner is killed that reduces gradients, which takes milliseconds. All
-  /// gradients are computed then, and the step counts: other processes finish the runner's part.
+  /// Seconds without progress until a runner that reduces gradients is killed; a reduction takes
+  /// milliseconds. The step counts: all gradients are computed, and other processes finish the runner's part.
   double reduction_timeout = 2.0;
 
   bool operator==(const RunnersConfig&) const = default;
@@ -105,7 +105,7 @@ struct RunnersConfig {
 
 struct GradientsConfig {
   SlabDtype slab_dtype = SlabDtype::parameters;
-  GradientDtype dtype = GradientDtype::parameters;  ///< Master gradients of 16-bit parameters.
+  GradientDtype dtype = GradientDtype::parameters;  ///< dtype of the master gradients of 16-bit parameters.
 
   bool operator==(const GradientsConfig&) const = default;
 };
@@ -117,7 +117,7 @@ struct BuffersConfig {
 };
 
 struct ParametersConfig {
-  bool snapshot = false;  ///< Of a service: keep the last whole version while a host writes them.
+  bool snapshot = false;  ///< Service: keep the last whole version of the parameters while a host writes.
 
   bool operator==(const ParametersConfig&) const = default;
 };
@@ -224,23 +224,23 @@ struct CheckpointConfig {
 
 /// Options of `accelmgr spawn` and MultiprocessConfig::of().
 struct LaunchConfig {
-  int nprocs = -1;  ///< Processes on this host; -1: the visible GPUs, or the cores where there are none.
+  int nprocs = -1;  ///< Processes on this node; -1: the visible GPUs, or the cores where there are none.
   int nnodes = 1;
-  int min_nodes = 0;  ///< Of `accelmgr spawn`: the launch goes on with as few hosts; 0: as many as nnodes.
+  int min_nodes = 0;  ///< `accelmgr spawn`: the launch goes on with as few nodes; 0: nnodes.
   int node_rank = 0;
   std::string rendezvous{};      ///< HOST:PORT on the first host; empty: 127.0.0.1 and a free port.
   std::string backend = "auto";  ///< auto, serial, shm, gloo, nccl.
-  /// Network interface at which ranks of several hosts connect: "eth0". Empty: that of the host's name, or of
-  /// the default route.
+  /// Network interface at which ranks of several nodes connect: "eth0". Empty: the interface of the node's
+  /// name, or of the default route.
   std::string interface {};
   std::string gpus{};     ///< Absolute ids, one per process: "4,5".
-  std::string workers{};  ///< All hosts, as "name:ordinal;[grpc://]host:port|...".
+  std::string workers{};  ///< All nodes, as "name:ordinal;[grpc://]host:port|...".
   StartMethod start_method = StartMethod::spawn;
   bool oversubscribe = false;      ///< Allow more processes than GPUs; they share the GPUs.
   int max_restarts = 0;            ///< How often all processes are started again after one has failed.
   std::string log_directory{};     ///< Also write the output of each rank here; empty: do not.
   double timeout = 300.0;          ///< Seconds, of each collective.
-  double rendezvous_timeout = 60;  ///< Seconds within which all hosts must be there.
+  double rendezvous_timeout = 60;  ///< Seconds within which all nodes must be there.
   double terminate_timeout = 5;    ///< Seconds between SIGTERM and SIGKILL when processes are ended.
   int model_parallelism = 1;
   int pipeline_parallelism = 1;
@@ -261,13 +261,13 @@ struct Config {
   int batch_size_per_device = 1;
   int grad_accumulation_steps = 1;  ///< Micro-batches of each runner in a step; with `runners.share:
                                     ///< measured` their mean over the runners.
-  /// Elements loaded ahead for each runner. 0: elements are read during their step, when the host has written
-  /// its parameters; a data source that depends on the model, or on the loop, needs that.
+  /// Elements loaded ahead for each runner. 0: elements are read during their step, after the host has
+  /// written parameters; use it if the data source depends on the model or on the loop.
   int prefetch = 16;
   std::uint64_t seed_base = 42;  ///< Runner r is seeded with seed_base + r; the master model with seed_base.
   double step_timeout = 300.0;   ///< Seconds after which step() gives up.
   /// Seconds within which all runners must be ready. A runner that is started later, as a replacement, has
-  /// them for its own start: its wait while others build their replicas does not count.
+  /// this time for its own start: its wait while others build their replicas does not count.
   double start_timeout = 120.0;
   double abort_grace = 5.0;   ///< Seconds a runner may take to leave an aborted step before it is killed.
   bool deterministic = true;  ///< Ask torch for deterministic algorithms.

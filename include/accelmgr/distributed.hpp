@@ -2,7 +2,7 @@
 // which also has rank, world size and groups. A tensor that is undefined, sparse, quantized, on another
 // device than the CPU or a GPU, or of a dtype that no collective supports throws UsageError.
 //
-// Tensors on a GPU go over NCCL, on torch's current stream, or through host memory: README.md says when. The
+// Tensors on a GPU go over NCCL, on torch's current stream, or through CPU memory: README.md says when. The
 // calls block until the result is there. A rank uses one GPU in a group.
 #pragma once
 
@@ -32,7 +32,7 @@ at::Tensor all_gather(const at::Tensor& tensor, const GroupArgument& group = {})
 at::Tensor all_gather(double number, const GroupArgument& group = {});
 
 /// Returns the tensor of rank `src`. The other ranks pass a tensor of the same shape and dtype; in safe mode
-/// they may pass any tensor, also an undefined one; a tensor of a GPU arrives in host memory then.
+/// they may pass any tensor, also an undefined one; a tensor of a GPU arrives in CPU memory then.
 at::Tensor broadcast(const at::Tensor& tensor, int src = 0, bool safe_mode = false);
 /// For ranks that do not know what `src` sends. Throws UsageError when `src` passes nothing, and when any
 /// rank does so without safe mode.

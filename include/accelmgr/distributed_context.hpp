@@ -2,8 +2,8 @@
 // tensors are in accelmgr/distributed.hpp. Works without any configuration (serial: rank 0 of 1), in a
 // process started by spawn(), `accelmgr spawn` or torchrun, and after initialize().
 //
-// The context is found at the first call that needs it ("lazy sync"): that of initialize(), else that of the
-// environment variables which a launcher set (RANK, WORLD_SIZE, ...), else serial.
+// The context is found at the first call that needs it ("lazy sync"): the one of initialize(), else the one
+// in a launcher's environment variables (RANK, WORLD_SIZE, ...), else serial.
 //
 // One thread at a time may call these functions. Collectives block, at most for the context's timeout, and
 // throw CollectiveError (accelmgr/communicator.hpp). With one process they return their input.
@@ -35,7 +35,7 @@ bool has_hvd_support();
 /// modulo the number of CUDA devices that torch sees here.
 std::string device_name();
 // These functions do not connect to other ranks. Before the ranks have met, it may be unknown which ranks
-// share a host (no LOCAL_RANK in the environment, and MASTER_ADDR is no loopback address). Then
+// share a node (no LOCAL_RANK in the environment, and MASTER_ADDR is no loopback address). Then
 // get_local_rank(), get_nproc_per_node(), get_nnodes() and get_node_rank() throw UsageError.
 int get_rank();
 int get_local_rank();
@@ -61,7 +61,7 @@ struct InitializeOptions {
   std::optional<int> world_size = std::nullopt;  ///< nullopt: from the environment.
 };
 /// Joins the other processes. Blocks until all have joined. backend: one of available_backends(), or "auto":
-/// shm on one host, gloo over several. With backend nccl, and in a launch for GPUs, torch's GPU with the
+/// shm on one node, gloo over several. With backend nccl, and in a launch for GPUs, torch's GPU with the
 /// number of the local rank is current afterwards. Throws ConfigError for an unknown backend (the error lists
 /// the available ones) and for values that contradict each other, CollectiveError{timeout} with the missing
 /// ranks and the address, UsageError when this process has a context already.
@@ -82,8 +82,8 @@ struct SpawnOptions {
   bool daemon = false;
 };
 /// Starts nproc_per_node processes with a context of `backend`. Each calls fn(local rank, args). `kwargs` is
-/// an object or null; an object is appended to the args of fn. A single process too is a process of its own.
-/// Blocks and throws as launch::spawn() does, and throws ConfigError for invalid options.
+/// an object or null; an object is appended to the args of fn. Even a single process is a new one. Blocks and
+/// throws as launch::spawn() does, and throws ConfigError for invalid options.
 launch::SpawnContext spawn(const std::string& backend, const std::variant<std::string, launch::Function>& fn,
                            const Value& args = Value::array(), const Value& kwargs = nullptr,
                            const SpawnOptions& options = {});
@@ -108,9 +108,9 @@ class Group {
   std::shared_ptr<State> state_;
 };
 /// Makes a group. All members must call it; other ranks may. Blocks members until all have called it.
-/// backend: nullopt, or one of available_backends(), which says how tensors on GPUs go. Throws ConfigError
-/// for ranks that are out of range, listed twice or missing, and for a backend that cannot serve them. In
-/// a world of one `ranks` may be empty; the group then has no members.
+/// backend decides how tensors on GPUs go: nullopt, or one of available_backends(). Throws ConfigError for
+/// ranks that are out of range, listed twice or missing, and for a backend that cannot serve them. In a world
+/// of one `ranks` may be empty; the group then has no members.
 Group new_group(const std::vector<int>& ranks, const std::optional<std::string>& backend = std::nullopt);
 
 /// A group, a list of ranks in the world, or nothing for all ranks.
@@ -151,7 +151,7 @@ auto one_rank_only(Function function, int rank = 0, bool with_barrier = false) {
 }
 
 /// A scope that rank `rank` runs first: the other ranks wait in the constructor until that rank destroys its
-/// object. `local`: `rank` is a local rank, and goes first on each host. Throws ConfigError "rank should be
+/// object. `local`: `rank` is a local rank, and goes first on each node. Throws ConfigError "rank should be
 /// between 0 and N - 1, but given R".
 class OneRankFirst {
  public:

@@ -32,13 +32,14 @@ using Value = nlohmann::json;
 /// `rank` is the rank in the world. SpawnContext::results() has the returned values.
 using Function = std::function<Value(int rank, const Value& args)>;
 
-/// Call it before accelmgr::init(). Throws UsageError when the name is taken.
+/// Throws UsageError when the name is taken.
+/// Requires: accelmgr::init() was not called yet.
 void register_function(const std::string& name, Function function);
 
 using accelmgr::StartMethod;
 
 struct Options {
-  /// Processes on this host; -1: one per visible GPU, or one per core if there is no GPU, or one for
+  /// Processes on this node; -1: one per visible GPU, or one per core if there is no GPU, or one for
   /// `backend` serial.
   int nprocs = -1;
   bool join = true;  ///< spawn() blocks until all processes have ended.
@@ -46,31 +47,32 @@ struct Options {
   /// this program waits for them before it ends.
   bool daemon = false;
   StartMethod start_method = StartMethod::spawn;
-  /// Backend of the processes' collectives: auto (by device kind and hosts), serial, shm, gloo, nccl.
+  /// Backend of the processes' collectives: auto (by device kind and nodes), serial, shm, gloo, nccl.
   std::string backend = "auto";
-  /// Network interface at which ranks of several hosts connect: "eth0". Empty: $ACCELMGR_LAUNCH_INTERFACE,
-  /// else the ranks choose by $GLOO_SOCKET_IFNAME, the host's name or the default route.
+  /// Network interface at which ranks of several nodes connect: "eth0". Empty: $ACCELMGR_LAUNCH_INTERFACE,
+  /// else the ranks choose by $GLOO_SOCKET_IFNAME, the node's name or the default route.
   std::string interface = {};
-  /// Absolute ids, one per process: "4,5". Empty: the first visible ones. A process sees those of all
-  /// processes of its host, and local rank r has number r among them; with `workers` it sees its own alone.
+  /// Absolute ids, one per process: "4,5". Empty: the first visible ones. A process sees the devices of all
+  /// processes of its node, and local rank r has number r among them; with `workers` it sees its own device
+  /// only.
   std::string gpus = {};
   std::string xpus = {};
-  /// Addresses of all hosts, including this one: "192.168.0.16,192.168.0.17"; empty: this host alone.
+  /// Addresses of all nodes, including this one: "192.168.0.16,192.168.0.17"; empty: this node alone.
   std::string ips = {};
   std::string master_addr = {};  ///< Empty: the first of `ips`, or 127.0.0.1.
-  int master_port = 0;           ///< 0: 2222 with several hosts, unset with one.
-  /// All hosts, as "name:ordinal;[grpc://]host:port|..."; empty: $ACCELMGR_WORKERS.
+  int master_port = 0;           ///< 0: 2222 with several nodes, unset with one.
+  /// All nodes, as "name:ordinal;[grpc://]host:port|..."; empty: $ACCELMGR_WORKERS.
   std::string workers = {};
-  int nnodes = 0;       ///< Hosts; 0: as many as `ips` or `workers`, or world_size / nprocs.
-  int node_rank = -1;   ///< Of this host; -1: its place among `ips` or `workers`, or by rank_offset.
+  int nnodes = 0;       ///< Nodes; 0: as many as `ips` or `workers`, or world_size / nprocs.
+  int node_rank = -1;   ///< Of this node; -1: its place among `ips` or `workers`, or by rank_offset.
   int rank_offset = 0;  ///< Rank in the world of the first process here; 0: node_rank times nprocs.
-  int world_size = 0;   ///< 0: nprocs times the number of hosts.
+  int world_size = 0;   ///< 0: nprocs times the number of nodes.
   std::function<void()> setup = {};  ///< Called in each process before the function; `fork` only.
-  std::string setup_name = {};       ///< The same, as a registered function; any start method.
-  bool print_config = false;         ///< Print the resolved options and the source of each value.
-  bool oversubscribe = false;        ///< Allow more processes than GPUs; they share the GPUs.
-  double timeout_s = 300;            ///< Of each collective between the processes.
-  double terminate_timeout_s = 5;    ///< Between SIGTERM and SIGKILL when processes are ended.
+  std::string setup_name = {};     ///< The name of a registered function to call likewise; any start method.
+  bool print_config = false;       ///< Print the resolved options and the source of each value.
+  bool oversubscribe = false;      ///< Allow more processes than GPUs; they share the GPUs.
+  double timeout_s = 300;          ///< Of each collective between the processes.
+  double terminate_timeout_s = 5;  ///< Between SIGTERM and SIGKILL when processes are ended.
   std::map<std::string, std::string> environment = {};  ///< Variables to add to each process's environment.
 };
 
@@ -117,7 +119,8 @@ class SpawnContext {
   std::vector<pid_t> pids() const;
   /// All processes as they are now, by local rank.
   std::vector<ProcessState> processes();
-  /// Blocks until one process has ended. False if the timeout passes first. join() reports its failure.
+  /// Blocks until the process `local_rank` has ended. False if the timeout passes first. join() reports its
+  /// failure.
   bool wait(int local_rank, std::optional<double> timeout_s = std::nullopt);
   /// Ends all running processes: SIGTERM, then SIGKILL after Options::terminate_timeout_s. Blocks until none
   /// is left. Processes ended so do not count as failed.
@@ -143,7 +146,7 @@ SpawnContext spawn(const std::variant<std::string, Function>& function, const Va
                    const Options& options = {});
 
 /// Lets one process at a time run a function, among the processes of one spawn() or of `accelmgr spawn` on
-/// one host. If the process inside dies, the next one may enter.
+/// one node. If the process inside dies, the next one may enter.
 class SerialExecutor {
  public:
   /// Executors with the same name exclude each other. `timeout_s`: longest wait of run(). Throws UsageError

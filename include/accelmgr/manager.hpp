@@ -35,9 +35,10 @@ struct StartOptions {
   /// `method` is. It makes the model and the data source. Example: a Python interpreter that runs
   /// accelmgr._common.child.main(), for models written in Python.
   std::vector<std::string> command{};
-  /// Called once, before runners start, when the session has the initial parameters. The memory from which
-  /// the manager's model took them may be freed here, before the gradients get theirs. The arguments are
-  /// views as parameters() returns them; they stay valid when start() fails later. An exception ends start().
+  /// Called once, before runners start, when the session has the initial parameters. The memory that the
+  /// manager's model had for them may be freed here, before memory for gradients is allocated. The arguments
+  /// are views as parameters() returns them; they stay valid when start() fails later. An exception ends
+  /// start().
   std::function<void(const std::vector<NamedTensor>& parameters, const std::vector<NamedTensor>& gradients)>
       prepared{};
   /// true: start() locks `checkpoint.directory`; otherwise the first save_checkpoint() does. start() throws
@@ -63,7 +64,7 @@ struct CheckpointExtras {
   std::string directory{};
 };
 
-/// The checkpoint from which a manager resumed; of a host that has attached, the last one of the service.
+/// The checkpoint from which a manager resumed; after attach(), the service's last one.
 struct Resumed {
   std::string path{};
   std::uint64_t step = 0;
@@ -99,12 +100,12 @@ class Manager {
   /// parameters then have new values in part: write all of them, or go on with them as they are.
   const std::string& unfinished() const;
   /// Sets the parameters to what they were before the write that unfinished() names, if the service was
-  /// started with `parameters.snapshot`. What left_gradients() says holds for them then. Throws UsageError:
+  /// started with `parameters.snapshot`. left_gradients() is about these parameters then. Throws UsageError:
   /// nothing is half written, there is no snapshot, or a step or a write is under way.
   void revert_parameters();
-  /// What attach() has found: gradients of the last committed step that an earlier host, or the service, has
-  /// left. Apply them if they are unapplied; the first step() overwrites them, unless
-  /// AttachOptions::keep_gradients is true.
+  /// Gradients of the last committed step that an earlier host, or the service, had left at attach(). Apply
+  /// them if they are unapplied; the first step() overwrites them, unless AttachOptions::keep_gradients is
+  /// true.
   LeftGradients left_gradients() const noexcept;
 
   Manager(Manager&&) noexcept;
@@ -117,32 +118,32 @@ class Manager {
   /// was changed after the start), SessionError (closed), and what StepOptions::interrupted throws.
   ///
   /// With StepOptions::optimizer it is an inner step: runners reduce the gradients and update the parameters,
-  /// each a slice, and the optimizer's state lies in the session. It is part of the step: if any process is
-  /// killed at any instruction, the step with its update counts in full or not at all, and the next host of a
-  /// service goes on with both. parameters() are the updated ones when this returns; gradients() are the
-  /// mean, not clipped, and the next step overwrites them. With `steps_per_update` n the session updates in
-  /// each n-th step that counts, and adds up the gradients until then. Learning rate, clipping and the like
-  /// may differ from step to step; of another kind of optimizer the state begins with zeros. The numbers are
-  /// those of Optimizer within rounding. Throws SessionError (too little memory for the state), ConfigError,
+  /// each a slice, and the optimizer's state lies in the session. The update is part of the step: if any
+  /// process is killed at any instruction, both count in full or not at all, and the next host of a service
+  /// goes on with them. parameters() are the updated ones when this returns; gradients() are the mean, not
+  /// clipped, and the next step overwrites them. With `steps_per_update` n the session updates in each n-th
+  /// step that counts, and adds up the gradients until then. Learning rate, clipping and the like may differ
+  /// from step to step; if the kind of optimizer changes, its state begins with zeros. The numbers are those
+  /// of Optimizer within rounding. Throws SessionError (too little memory for the state), ConfigError,
   /// UsageError (trained parameters that share memory without being the same).
   StepResult step(const StepOptions& options = {});
 
   /// Begins `n` inner steps, with StepOptions::optimizer, and returns at once: a thread makes them, as n
-  /// calls of step() would, and ends at the first one that is not ok. The n steps share `options`; those of a
-  /// service are made by the service, and go on when this process ends or detaches. Until they are over,
-  /// other calls that step, write or change the session throw UsageError; stop() cancels them, but not those
-  /// of a service. Parameters change meanwhile: read them when the steps are over. Throws as step(),
-  /// SystemError, SessionError (the service refuses).
+  /// calls of step() would, and ends at the first one that is not ok. The n steps share `options`. If a
+  /// service owns the session, it makes them, and they go on when this process ends or detaches. Until they
+  /// are over, other calls that step, write or change the session throw UsageError; stop() cancels them
+  /// unless a service makes them. Parameters change meanwhile: read them when the steps are over. Throws as
+  /// step(), SystemError, SessionError (the service refuses).
   PendingSteps begin_steps(int n, const StepOptions& options);
-  /// Those that begin_steps() has begun last. After attach(): those that an earlier host of the service has
-  /// begun, if no other step was made since; they may be under way, and step() throws UsageError until they
-  /// are over. Empty: none. Throws SystemError.
+  /// The steps that begin_steps() has begun last. After attach(): the steps that an earlier host of the
+  /// service has begun, if no other step was made since; until they are over, step() throws UsageError.
+  /// Empty: there are none. Throws SystemError.
   std::optional<PendingSteps> pending_steps();
 
   /// Updates that inner steps have made.
   std::int64_t updates() const noexcept;
-  /// The state of the optimizer of inner steps, as Optimizer::state() has it; views that follow. Before the
-  /// first inner step `optimizer/updates` alone.
+  /// The optimizer's state for inner steps, as Optimizer::state() has it: views that follow its updates.
+  /// Before the first inner step it has `optimizer/updates` only.
   std::vector<NamedTensor> optimizer_state() const;
   /// Copies a state that Optimizer::state() or optimizer_state() has given, of the same model and
   /// configuration: the next inner step goes on from there. Throws as Optimizer::load_state(), SessionError
@@ -156,9 +157,9 @@ class Manager {
   /// the session; their addresses never change. Write to them only between steps.
   const std::vector<NamedTensor>& parameters() const;
   /// The master gradients, in the order of parameters(). Views; always defined, zero for unused parameters.
-  /// They have the parameter's dtype; with `gradients.dtype: float32` those of a parameter of 16 bits are
-  /// float32, and its `.grad` is undefined. A frozen parameter has zeros without memory: nobody
-  /// reads what is written there.
+  /// They have the parameter's dtype; with `gradients.dtype: float32` a 16-bit parameter's gradient is
+  /// float32, and its `.grad` is undefined. A frozen parameter has zeros without memory: nobody reads what is
+  /// written there.
   const std::vector<NamedTensor>& gradients() const;
   /// Whether committed steps have given each parameter a gradient since zero_grad(), in the order of
   /// parameters(). An optimizer that decays weights or has momentum leaves the others alone, as torch::optim
@@ -184,7 +185,8 @@ class Manager {
 
    private:
     Manager& manager_;
-    int exceptions_;  ///< Under way when it began. Writes that another one ends do not count as whole.
+    int exceptions_;  ///< Exceptions under way at the start. A write that a new one ends does not count as
+                      ///< whole.
   };
   Writing writing() { return Writing(*this); }
 
@@ -224,8 +226,8 @@ class Manager {
   /// The checkpoints that were written, or failed, since the last call. Waits at most `wait_s` for the one in
   /// progress.
   std::vector<CheckpointWritten> checkpoints_written(double wait_s = 0);
-  /// The checkpoint from which start() resumed (`checkpoint.resume`); empty for a new run. After attach() the
-  /// last checkpoint of the service, which is read by the first call, if it has what a host has saved. Throws
+  /// The checkpoint from which start() resumed (`checkpoint.resume`); empty for a new run. After attach():
+  /// the service's last checkpoint, if a host's state is in it; the first call reads it. Throws
   /// CheckpointError.
   const std::optional<Resumed>& resumed() const;
   /// 16 hexadecimal digits. Checkpoints hold them, so all runs that resume from this one have the same id.

@@ -65,7 +65,8 @@ class Model {
 /// Builds one replica; initial values come from torch's default generator, which the caller has seeded.
 using ModelFactory = std::function<std::unique_ptr<Model>(const Config&)>;
 
-/// Throws UsageError when the name is taken. Not thread-safe; call it before init().
+/// Throws UsageError when the name is taken. Not thread-safe.
+/// Requires: init() was not called yet.
 void register_model(const std::string& name, ModelFactory factory);
 
 /// Makes the model that `config.model.kind` names, built-in or registered. Throws ConfigError for an unknown

@@ -17,7 +17,7 @@ struct MultiprocessConfig {
   int rank = -1;
   int local_rank = -1;
   std::optional<int> world_size{};  ///< nullopt: the number of visible GPUs, or 1.
-  /// Processes on this host. nullopt: world_size if master_addr is a loopback address or there is no GPU;
+  /// Processes on this node. nullopt: world_size if master_addr is a loopback address or there is no GPU;
   /// else one for each GPU.
   std::optional<int> local_world_size{};
   std::string master_addr = "127.0.0.1";
@@ -81,7 +81,7 @@ const ParallelGroups& parallel_groups();
 launch::Value init_and_run(const launch::Function& function, const MultiprocessConfig& config,
                            const launch::Value& args = launch::Value::array());
 
-/// Calls the function in the local_world_size processes of this host, whose first rank is `rank_offset`, and
+/// Calls the function in the local_world_size processes of this node, whose first rank is `rank_offset`, and
 /// blocks until they have ended. With world size 1 it calls the function in this process and logs a warning.
 /// `setup`: a registered function that each process calls first, but not a world of one. Throws ConfigError
 /// for invalid values, and SpawnError.

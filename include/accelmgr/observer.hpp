@@ -22,9 +22,9 @@ struct ParameterCopy {
 };
 
 /// Any number of processes may observe a service (`accelmgr serve`), besides the one host that drives it, and
-/// while hosts come and go. The service hands out its memory for reading alone: the kernel refuses to map it
-/// writable. It does not know its observers, and nothing waits for them. An observer that is stopped or
-/// killed changes no step. One that copies large parameters uses memory bandwidth, as any process does.
+/// while hosts come and go. The service hands out its memory for reading only: the kernel refuses to map it
+/// writable. The service does not know its observers, and nothing waits for them. An observer that is stopped
+/// or killed changes no step. One that copies large parameters uses memory bandwidth, as any process does.
 ///
 /// Not guarded against: a process of the service's user, or a privileged one, that opens the memory for
 /// writing by way of /proc, or traces a process that may write.
@@ -50,15 +50,15 @@ class Observer {
   /// The last call of step() of any host; empty if there was none. Has `status`, `counted`, `step`,
   /// `attempt`, `loss`, `samples`, `participants`, `tries` and the times; other fields have their defaults.
   std::optional<StepResult> last_step() const;
-  /// The first call of step() that this has not returned yet, as last_step(); the first time, the first one
-  /// since attach(). Waits for one for at most `timeout_s`; empty then. It comes up to 20 ms after the step.
+  /// The next call of step() after the one returned last, or the first one since attach(); with the fields of
+  /// last_step(). Waits at most `timeout_s`; empty if there was no call. It comes up to 20 ms after the step.
   /// The session has the last 256 calls: older ones are left out. Throws SessionError when the service has
   /// ended and all were returned.
   std::optional<StepResult> next_step(double timeout_s);
-  /// Never half written: the copy is taken during an attempt, or while no host drives the session, and again
-  /// if that has changed meanwhile. At other times a host may be writing. Throws SessionError: there was no
-  /// such time within `timeout_s`, or the service has ended. What a host that died has left half written is
-  /// copied as it is; Manager::unfinished() of the next host says so.
+  /// The copy is never half written: it is taken during an attempt, or while no host drives the session, and
+  /// taken again if that changed meanwhile. At other times a host may be writing. Throws SessionError: there
+  /// was no such time within `timeout_s`, or the service has ended. Parameters that a dead host left half
+  /// written are copied as they are; Manager::unfinished() of the next host says so.
   ParameterCopy parameters(double timeout_s = 10) const;
 
  private:

@@ -14,9 +14,9 @@
 namespace accelmgr {
 
 /// A contiguous piece of the master whose parameters an optimizer treats alike. `parameters` and `gradients`
-/// are 1-d views of equal length, in the order of memory (of a transposed parameter it is not that of its
-/// shape), and, but for `gradients.dtype: float32`, of one dtype. Alignment gaps
-/// between tensors are zero and stay zero.
+/// are 1-d views of equal length, in the order of memory; for a transposed parameter that is not the order of
+/// its shape. Both have one dtype, except with `gradients.dtype: float32`. Alignment gaps between tensors are
+/// zero and stay zero.
 struct FlatGroup {
   enum class Kind { decay, no_decay, frozen };
   Kind kind = Kind::decay;  ///< no_decay: fewer than two dimensions (norms, biases). frozen: requires_grad

@@ -9,17 +9,17 @@
 
 namespace accelmgr {
 
-/// Steps that Manager::begin_steps() has begun. Any thread may call all members. While they are under way the
-/// manager takes no calls that step, write or change the session. It may outlive the manager; of one that
-/// owns its processes, stop() and the destructor cancel the steps. A service goes on with them.
+/// Steps that Manager::begin_steps() has begun. Any thread may call all members. While the steps are under
+/// way, the manager takes no calls that step, write or change the session. The object may outlive the
+/// manager. The manager's stop() and destructor cancel the steps, unless a service makes them.
 class PendingSteps {
  public:
   struct Core;
   explicit PendingSteps(std::shared_ptr<Core> core) : core_(std::move(core)) {}
 
-  /// Whether they are over: all are made, one has failed, the data has ended, or they were cancelled.
+  /// Whether the steps are over: all are made, one has failed, the data has ended, or they were cancelled.
   bool done() const noexcept;
-  /// A descriptor that is readable when they are over, and stays so. It is closed with the last copy of this.
+  /// A descriptor that is readable when they are over, and stays so. The last copy of this object closes it.
   int fileno() const noexcept;
   /// Blocks until they are over, at most `timeout_s`. Returns whether they are.
   bool wait(double timeout_s = std::numeric_limits<double>::infinity()) const noexcept;

@@ -17,12 +17,12 @@ struct OptimizerConfig;
 struct StepOptions {
   std::optional<double> timeout_s{};  ///< 0 or more; default: `step_timeout` of the configuration.
   bool accumulate = true;             ///< false: overwrite the master gradients; no zero_grad() is needed.
-  bool repeat = false;                ///< true: on the elements of the last step again (data.keep_last_step).
-  bool parameters_changed = true;     ///< false: the host wrote no parameter since the last step.
+  bool repeat = false;             ///< true: use the elements of the last step again (data.keep_last_step).
+  bool parameters_changed = true;  ///< false: the host wrote no parameter since the last step.
   /// An inner step: the session makes this update with the mean gradient, as a part of the step. See
   /// Manager::step(). null: the host applies the gradients.
   const OptimizerConfig* optimizer = nullptr;
-  std::int64_t total_updates = 0;  ///< At which the cosine schedule of `optimizer` ends.
+  std::int64_t total_updates = 0;  ///< The update at which the cosine schedule of `optimizer` ends.
   /// Called every 20 ms until the step is committed, and after a signal. When it returns true, the step ends
   /// as after a timeout.
   std::function<bool()> interrupted{};
@@ -70,9 +70,9 @@ struct StepResult {
   std::uint32_t participants = 0;  ///< Runners that took part; 0 when not counted.
   std::uint32_t tries = 0;         ///< Attempts that were made for this step; 1 if nothing went wrong.
   std::uint32_t skipped = 0;       ///< How many of `tries` had their batches left out (`skip_batch`).
-  double grad_norm = 0;        ///< Of an inner step: of the mean gradient before clipping; 0: not clipped.
-  std::uint32_t repeated = 0;  ///< Inner steps since the last sync that were lost, and made again before.
-  double loss_scale = 1;       ///< The factor of the loss in the last attempt; 1 unless autocast is fp16.
+  double grad_norm = 0;            ///< Inner step: norm of the mean gradient before clipping; 0: not clipped.
+  std::uint32_t repeated = 0;      ///< Inner steps since the last sync that were lost, and made again before.
+  double loss_scale = 1;           ///< The factor of the loss in the last attempt; 1 unless autocast is fp16.
   std::uint32_t loss_scale_lowered = 0;  ///< How many of `tries` had infinite gradients, and halved it.
   std::vector<Failure>
       causes{};  ///< Losses behind a runner_lost or manager_lost, first cause first, at most 3.

@@ -5,8 +5,8 @@
 
 namespace accelmgr::base {
 
-/// The name at the place of `value`. `last` is the last enumerator: a name for each is checked when this is
-/// compiled. "?" for a number beyond it, as memory of another process may hold.
+/// The name of `value`. `last` is the last enumerator; the compiler checks that each one has a name. "?" for
+/// a number beyond `last`, as memory of another process may hold.
 template <auto last, std::size_t count>
 constexpr const char* enum_name(const char* const (&names)[count], decltype(last) value) noexcept {
   static_assert(count == static_cast<std::size_t>(last) + 1);

@@ -9,13 +9,14 @@
 
 namespace accelmgr::base {
 
-/// Call in a handler. Returns what() of the exception, or the name of its type if what() is empty or it is no
-/// std::exception.
+/// Returns what() of the exception, or the name of its type if what() is empty or it is no std::exception.
+/// Requires: an exception is being handled.
 std::string current_exception_text();
 
 /// Called in a handler. Returns the text of an exception of a library's own type; nullopt for other types.
 using TextOfForeign = std::optional<std::string> (*)();
-/// Makes current_exception_text() ask `text_of` first. Call at most once per process, before it has threads.
+/// Makes current_exception_text() ask `text_of` first.
+/// Requires: called at most once per process, before it has threads.
 void know_foreign_exceptions(TextOfForeign text_of);
 
 /// Runs `body`, which is code of the user. An exception becomes an `Exception` that begins with `owner`

@@ -30,7 +30,7 @@ enum class FaultPhase {
   updated,           ///< Update: the chunk is copied, the cursor is still in flight.
   publish,           ///< Reduction: all chunks are done, counters and result buffers are not written.
   published,         ///< Reduction: they are written, the cursor is not yet at its end.
-  close,             ///< Runner: its slice is finished, the attempt may not be closed.
+  close,             ///< Runner: its slice is finished, the attempt may still be open.
   checkpoint,        ///< Manager: after each file of a checkpoint, and before its rename.
 };
 
@@ -52,9 +52,10 @@ inline FaultEffect fault_point(FaultPhase phase) {
   return handler == nullptr ? FaultEffect::none : handler->reach(phase);
 }
 
-/// Call in a new process, before it has threads. Arms the faults of this process among `faults`, and disarms
-/// those that it inherited from its parent. `rank` is -1 in the manager. Throws ConfigError when a fault
-/// cannot be read, or when the program cannot inject any.
+/// Arms the faults of this process among `faults`, and disarms those that it inherited from its parent.
+/// `rank` is -1 in the manager. Throws ConfigError when a fault cannot be read, or when the program cannot
+/// inject any.
+/// Requires: the process is new and has no threads yet.
 inline void arm_faults(const std::vector<std::string>& faults, int rank, std::uint32_t generation) {
   if (const auto* handler = fault_handler.load())
     handler->arm(faults, rank, generation);

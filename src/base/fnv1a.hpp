@@ -18,7 +18,7 @@ constexpr std::uint64_t fnv1a(std::string_view text) noexcept {
   return hash;
 }
 
-/// Takes each number at once, not its bytes.
+/// Hashes each number as a whole, not byte by byte.
 constexpr std::uint64_t fnv1a(std::initializer_list<std::uint64_t> numbers) noexcept {
   std::uint64_t hash = fnv1a_constants::begin;
   for (const auto number : numbers) hash = (hash ^ number) * fnv1a_constants::prime;

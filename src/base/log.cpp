@@ -84,7 +84,7 @@ class StandardError : public spdlog::sinks::sink {
       const int ready = poll(&entry, 1, left_out_ > 0 ? 0 : patience_ms_);
       if (ready < 0 && errno == EINTR) continue;
       if (ready <= 0) return false;
-      // A pipe that is ready has room for so much.
+      // A pipe that is ready has room for PIPE_BUF bytes.
       const auto written = write(STDERR_FILENO, text.data(), std::min<std::size_t>(text.size(), PIPE_BUF));
       if (written < 0 && errno == EINTR) continue;
       if (written < 0) return errno != EAGAIN;  // Else there is nobody to tell.

@@ -23,10 +23,11 @@ namespace accelmgr::base {
 void start_logging(const std::string& process);
 
 /// Also writes every following line of level info and above into the ring `text`, at any level of standard
-/// error; base/log_tail.hpp describes the ring and reads it. `text` and `written` must stay valid until
-/// drop_log_tail() or the end of the process. Call these two before or after start_logging(), while no other
-/// thread logs. A second call replaces the ring. A child made by fork() writes into the ring of its parent,
-/// so it must call one of the two.
+/// error; base/log_tail.hpp describes the ring and reads it. A second call replaces the ring. A child made by
+/// fork() writes into the ring of its parent, so it must call one of these two functions, which may come
+/// before or after start_logging().
+/// Requires: no other thread logs during the call. `text` and `written` stay valid until drop_log_tail() or
+/// the end of the process.
 void keep_log_tail(std::span<char> text, std::atomic<std::uint64_t>& written);
 void drop_log_tail();
 

@@ -19,8 +19,8 @@
 namespace accelmgr::base {
 
 /// Appends `line`; if it is longer than the ring, its end. `written` grows by the whole length, and is stored
-/// (release) after the bytes. The caller must be the only writer. A NUL in `line` becomes a blank. A ring of
-/// less than two bytes stays empty.
+/// (release) after the bytes. A NUL in `line` becomes a blank. A ring of less than two bytes stays empty.
+/// Requires: the caller is the only writer.
 void append_to_tail(std::span<char> text, std::atomic<std::uint64_t>& written,
                     std::string_view line) noexcept;
 

@@ -17,19 +17,21 @@ namespace accelmgr::base {
 
 class Patience {
  public:
-  /// `interrupted` must outlive this; empty: nothing ends the wait earlier.
+  /// Empty `interrupted`: nothing ends the wait earlier.
+  /// Requires: `interrupted` outlives this.
   explicit Patience(double seconds, const std::function<bool()>& interrupted = nothing) noexcept
       : seconds_(seconds), interrupted_(interrupted) {}
 
   double seconds() const noexcept { return seconds_; }
-  /// It begins, and the clock is read, at the first call: a call that does not wait reads no clock.
+  /// The wait begins with the first call, which reads the clock: an operation that does not wait reads no
+  /// clock.
   base::Deadline deadline() const noexcept {
     if (!deadline_) deadline_ = base::Deadline::in_seconds(seconds_);
     return *deadline_;
   }
-  /// Whether the deadline has passed, or it was interrupted.
+  /// Whether the deadline has passed, or the wait was interrupted.
   bool over() const noexcept { return deadline().passed() || was_interrupted(); }
-  /// Whether `interrupted` says so, or has thrown.
+  /// Whether `interrupted` has returned true, or has thrown.
   bool was_interrupted() const noexcept {
     if (thrown_) return true;
     try {

@@ -17,7 +17,7 @@ inline constexpr double look_s = seconds(look_ns);
 inline constexpr std::int64_t short_look_ns = 1'000'000;
 /// A client polls a store.
 inline constexpr std::int64_t store_look_ns = 200'000'000;
-/// A wait for other hosts asks whether it is interrupted.
+/// A wait for other machines asks whether it is interrupted.
 inline constexpr std::int64_t mesh_look_ns = 10'000'000;
 /// A wait that a signal handler of Python can end looks for signals.
 inline constexpr double signal_look_s = 0.05;
@@ -25,13 +25,13 @@ inline constexpr double signal_look_s = 0.05;
 inline constexpr std::int64_t supervisor_look_ns = 50'000'000;
 /// If two looks of the supervisor are further apart, it was suspended, or starved like other processes.
 inline constexpr std::int64_t supervisor_gap_ns = 10 * supervisor_look_ns;
-/// Between two looks of a StallTimer at most this counts, because this process may have been stopped.
+/// A StallTimer counts at most this between two looks, because this process may have been stopped.
 inline constexpr std::int64_t stall_look_ns = 200'000'000;
-/// Until the fork server sends a report again that it could not send for lack of memory.
+/// Until the fork server tries again to send a report for which memory was lacking.
 inline constexpr int report_again_ms = 50;
-/// Until the next attempt to connect to a host that did not answer.
+/// Until the next attempt to connect to a machine that did not answer.
 inline constexpr double connect_again_s = 0.05;
-/// How long a rank spins that has a core for itself.
+/// How long a rank that has a core for itself spins.
 inline constexpr int spin_when_alone_us = 500;
 
 static_assert(short_look_ns < look_ns && look_s < seconds(supervisor_gap_ns));
@@ -39,7 +39,7 @@ static_assert(stall_look_ns > supervisor_look_ns && stall_look_ns > look_ns);
 
 // A step.
 
-/// The host finishes a committed attempt itself if no slice has moved for so much longer than
+/// The host finishes a committed attempt itself if no slice has moved for this much longer than
 /// runners.reduction_timeout. That happens only if the supervisor is stuck: otherwise it has ended the stuck
 /// runners.
 inline constexpr double reduction_by_host_margin_s = 3.0;
@@ -52,7 +52,7 @@ static_assert(reduction_by_host_margin_s > 2 * seconds(supervisor_gap_ns));
 
 // Ends, from inner to outer processes: a process that ends others waits longer than they need to end.
 
-/// What user code has forked in the process group of the manager gets TERM, and after this KILL.
+/// Processes that user code has forked in the manager's process group get TERM, and KILL after this.
 inline constexpr double group_end_s = 0.3;
 /// A fork server that has killed its processes ends within this.
 inline constexpr double fork_server_end_s = 1.0;
@@ -66,11 +66,11 @@ inline constexpr double fork_server_kill_s = 2.0;
 /// The supervisor waits for runners to finish what they compute, and then as long for the fork server, which
 /// kills those that have not.
 inline constexpr double runners_stop_s = 2.0;
-/// The same for runners when the host is gone: no process needs what they compute.
+/// The supervisor waits for runners when the host is gone: no process needs what they compute.
 inline constexpr double host_gone_s = 0.2;
 /// A manager that is asked to stop and still writes a checkpoint looks whether its host is gone.
 inline constexpr double writer_look_s = 0.2;
-/// A process that has not ended so long after SIGKILL is stuck in the kernel.
+/// A process that has not ended this long after SIGKILL is stuck in the kernel.
 inline constexpr double sits_in_kernel_s = 10.0;
 /// The host waits for the manager: more than the manager takes to end its runners by force.
 inline constexpr double manager_stop_s = 6.0;
@@ -83,8 +83,8 @@ inline constexpr double last_writer_ends_s = 10.0;
 /// A single process ends within this after KILL, even on a busy machine.
 inline constexpr double killed_child_ends_s = 3.0;
 
-/// What a device still does when a process gives its memory back ends within this. Otherwise it hangs, and
-/// the process ends without it.
+/// Work that a device still does when a process gives its memory back ends within this. Otherwise the device
+/// hangs, and the process ends without waiting for it.
 inline constexpr double device_settles_s = 5.0;
 
 /// An abort of a team of devices ends within this. Otherwise its runner ends: NCCL may still write to memory
@@ -108,19 +108,19 @@ static_assert(killed_manager_ends_s < manager_stop_s && killed_manager_ends_s < 
 inline constexpr double first_words_s = 30;
 /// For a service to answer a request for which it need not wait.
 inline constexpr double service_answer_s = 30;
-/// For a fork of the host to begin, and for others that are forked in its place. One that does not begin
-/// waits for a lock that another thread of the host held at that moment.
+/// For a fork of the host to begin, and for the forks made in its place. A fork that does not begin waits for
+/// a lock that another thread of the host held at that moment.
 inline constexpr double fork_begins_s[] = {1, 1, 3};
 /// For room in a socket to a peer that reads.
 inline constexpr double send_s = 10;
-/// For a GPU's driver to list its GPUs. One that is not used otherwise begins anew, a second or two for each
-/// GPU.
+/// For a GPU's driver to list its GPUs. A driver that is not in use starts first, which takes a second or two
+/// for each GPU.
 inline constexpr double driver_answer_s = 30;
 /// For the processes of spawn() to begin.
 inline constexpr double spawn_start_s = 60;
 /// For the fork server of spawn() to end. It kills processes, and waits for their ends.
 inline constexpr double spawn_stop_s = 5;
-/// For an earlier checkpoint to be written. A disk that takes longer hangs.
+/// For an earlier checkpoint to be written. A disk that takes longer counts as hanging.
 inline constexpr double checkpoint_write_s = 600;
 
 static_assert(send_s < first_words_s && first_words_s < spawn_start_s);
@@ -130,7 +130,7 @@ static_assert(fork_server_kill_s + creator_ends_s < spawn_stop_s);
 
 /// Default for a rendezvous and for every collective.
 inline constexpr double world_s = 300;
-/// When a member of a collective on devices has ended, the others wait so long for the work that it had
+/// When a member of a collective on devices has ended, the others wait this long for the work that it had
 /// queued.
 inline constexpr double part_of_the_gone_s = 1.0;
 /// For an answer of the store.
@@ -141,12 +141,12 @@ inline constexpr double connect_s = 3;
 inline constexpr double file_lock_s = 10;
 /// A rank that leaves a world in shared memory waits for the lock of that world.
 inline constexpr double leave_s = 1;
-/// How much longer the leaders of hosts wait for each other. When the members of a host miss one of their
-/// own, their leader tells the other leaders at its deadline.
+/// How much longer the leaders of machines wait for each other. When the members of a machine miss one of
+/// their own, their leader tells the other leaders at its deadline.
 inline constexpr std::int64_t leaders_margin_ns = 1'500'000'000;
 /// How long a rank that has given up waits for the notes of the others.
 inline constexpr std::int64_t mesh_farewell_ns = 100'000'000;
-/// How much longer the members of a host wait for their leader, which may be telling other hosts.
+/// How much longer the members of a machine wait for their leader, which may be telling other machines.
 inline constexpr std::int64_t leader_margin_ns = 4'000'000'000;
 
 static_assert(connect_s < store_answer_s && store_answer_s < world_s);

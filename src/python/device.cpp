@@ -36,7 +36,7 @@ struct DeviceStream {
   device::StreamHandle handle = nullptr;
 };
 
-/// A dense tensor of torch on the device, and where its bytes are in host memory.
+/// A dense tensor of torch on the device, and where its bytes are in CPU memory.
 using Part = std::pair<nb::object, std::size_t>;
 
 std::span<std::byte> memory_of(nb::handle tensor) {
@@ -157,7 +157,7 @@ class CudaTransport {
   device::Device device_;
   device::StreamHandle compute_;
   device::Event joined_;
-  std::map<std::size_t, device::Event> complete_;  ///< Of gradients in graphs.
+  std::map<std::size_t, device::Event> complete_;  ///< By parameter: its gradient in a graph is complete.
   device::ParameterUpload parameters_;
   device::GradientCopies gradients_;
   device::BatchUpload batches_;

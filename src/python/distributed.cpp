@@ -105,7 +105,7 @@ int count_members(const GroupArgument& group) {
 
 /// Makes the collective that `call` names. `out` is the address of the memory for the result; a broadcast
 /// sends and receives it. The caller keeps both alive. Without `place` they are on the CPU. Returns false if
-/// the members have agreed to make the call in host memory instead. Throws UsageError without other ranks.
+/// the members have agreed to make the call in CPU memory instead. Throws UsageError without other ranks.
 bool collective(const std::string& call, std::uintptr_t data, const std::string& dtype, const Shape& shape,
                 std::uintptr_t out, const std::string& op, int src, const GroupArgument& group,
                 const std::optional<StreamPlace>& place) {

@@ -24,7 +24,7 @@ void raise(const char* name, const Arguments&... arguments) {
   PyErr_SetObject(type.ptr(), error.ptr());
 }
 
-/// Of CollectiveError::Cause, in the order of the enumerators.
+/// Names of CollectiveError::Cause, in the order of the enumerators.
 constexpr std::array<const char*, 4> causes = {"mismatch", "timeout", "lost", "broken"};
 
 void raise(const launch::SpawnError& error) {

@@ -41,7 +41,7 @@ auto take_lock(Take&& take) noexcept {
 }
 
 bool fork_is_announced = false;     // The interpreter's lock guards it.
-PyObject* noted_context = nullptr;  // It too.
+PyObject* noted_context = nullptr;  // The lock guards it, too.
 
 }  // namespace
 

@@ -39,23 +39,23 @@ class Unlocked {
   PyThreadState* thread_;
 };
 
-// The caller holds the interpreter's lock in all three. The parent calls before_fork() and
-// after_fork_in_parent() around a fork. The child calls begin_forked(), which tells the interpreter about the
-// fork. The fork server forks without before_fork(), as it does not call Python; begin_forked() then calls
-// PyOS_BeforeFork() itself. From 3.13 on PyOS_AfterFork_Child() releases the import lock, which
-// PyOS_BeforeFork() must have taken, exactly once.
+// The parent calls before_fork() and after_fork_in_parent() around a fork. The child calls begin_forked(),
+// which tells the interpreter about the fork. The fork server forks without before_fork(), as it does not
+// call Python; begin_forked() then calls PyOS_BeforeFork() itself. From 3.13 on PyOS_AfterFork_Child()
+// releases the import lock, which PyOS_BeforeFork() must have taken, exactly once.
+// Requires: the caller of any of the three holds the interpreter's lock.
 void before_fork();
 void after_fork_in_parent();
 void begin_forked();
 
 /// Notes the context variables of the calling thread, in which forks of this process are to run.
 void note_context();
-/// A copy of them: one context can be entered only once at a time, and two threads may fork. In a process
-/// that no host has forked, those of the calling thread.
+/// A copy of the noted variables: a context can be entered only once at a time, and two threads may fork. In
+/// a process that no host has forked, a copy of the calling thread's variables.
 nanobind::object host_context();
 
-/// Type, message and traceback of an exception, as accelmgr._common.describe formats them. The caller holds
-/// the interpreter's lock.
+/// Type, message and traceback of an exception, as accelmgr._common.describe formats them.
+/// Requires: the caller holds the interpreter's lock.
 std::string describe(const nanobind::python_error& error);
 
 /// Throws a C++ ConfigError or device::DeviceError if `error` is that of accelmgr.errors; returns for other
@@ -75,7 +75,7 @@ auto in_python(Body&& body) {
   }
 }
 
-/// Finds out whether a signal handler of Python has raised. Waits without the lock call its hook().
+/// Finds out whether a signal handler of Python has raised. Waits that run without the lock call its hook().
 class Interruption {
  public:
   Interruption() = default;
@@ -85,7 +85,8 @@ class Interruption {
   std::function<bool()> hook() {
     return [this] { return raised_ = raised_ || check(); };
   }
-  /// Throws what the handler raised, if it has, once. The caller holds the lock.
+  /// Throws what the handler raised, if it has, once.
+  /// Requires: the caller holds the lock.
   void rethrow() {
     if (std::exchange(raised_, false)) throw nanobind::python_error();
   }

@@ -2,7 +2,8 @@
 //
 // C++ launches one registered function, which calls accelmgr/_launch/rank.py with the target: the user's
 // function and its arguments. A process that was executed, or forked from the zygote, gets the target
-// pickled. A process that was forked from the host has the object itself, as has the host in a call in place.
+// pickled. A process that was forked from the launching one has the object itself; so has the launching
+// process in a call in place.
 #include "accelmgr/launch.hpp"
 
 #include <nanobind/stl/map.h>

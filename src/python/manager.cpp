@@ -46,7 +46,7 @@ std::vector<client::Value> values_of(const std::vector<Addressed>& tensors) {
   return values;
 }
 
-/// Of a group: learning rate, weight decay, momentum, beta1, beta2, epsilon, nesterov.
+/// The numbers of a group: learning rate, weight decay, momentum, beta1, beta2, epsilon, nesterov.
 using GroupNumbers = std::tuple<double, double, double, double, double, double, bool>;
 /// sgd, adam or adamw; to which norm gradients are clipped, or 0; the groups, at most 16.
 using UpdateNumbers = std::tuple<std::string, double, std::vector<GroupNumbers>>;
@@ -234,7 +234,8 @@ class Handle {
     }
   }
 
-  /// The numbers of those buffers that have other bytes at these addresses, as those of copy_buffers().
+  /// The indices of the buffers whose bytes differ from those at the addresses, which are as for
+  /// copy_buffers().
   std::vector<std::size_t> differing_buffers(const std::vector<std::uintptr_t>& at) const {
     const auto* committed = session_->result_buffers(session_->word().index);
     std::vector<std::size_t> numbers;
@@ -325,13 +326,14 @@ class Handle {
   session::Manifest manifest_;
 };
 
-/// A pair of begin_writing() and end_writing() that no signal handler can come into: a context manager of
-/// Python might be left between having begun and knowing it.
+/// A context manager that calls begin_writing() and end_writing(). It is in C++, because a signal handler
+/// could end one of Python after it has begun writing, but before it knows.
 struct Writing {
   Handle& handle;
 };
 
-/// A context manager of Python might be left by a signal handler before it knows what it has claimed.
+/// In C++, because a signal handler could end a context manager of Python before it knows what it has
+/// claimed.
 class Alone {
  public:
   Alone(Handle& handle, std::string call) : handle_(handle), call_(std::move(call)) {}

@@ -20,7 +20,7 @@ namespace nb = nanobind;
 namespace accelmgr::python {
 namespace {
 
-/// Of a manager or a runner; ranks of a launch are the user's.
+/// For a manager or a runner; ranks of a launch belong to the user.
 void begin_forked_python() { nb::module_::import_("accelmgr._common.child").attr("begin_forked")(); }
 
 // The thread that forks holds the interpreter's lock. The child releases it, after it has told the
@@ -34,7 +34,7 @@ void begin_runner() {
   PyEval_SaveThread();
 }
 
-// The caller holds the interpreter's lock.
+// Requires: the caller holds the interpreter's lock.
 void expect_runners(const Config& config) {
   if (config.runners.device == Device::xla) nb::module_::import_("accelmgr._runner.xla").attr("preload")();
 }
@@ -51,7 +51,7 @@ void begin_manager() {
   PyEval_SaveThread();
 }
 
-// The thread is a new one, and the interpreter's context variables are those of a thread.
+// Runs on a new thread; each thread of the interpreter has its own context variables.
 void fork_in_python(const std::function<void()>& fork) {
   const Locked lock;
   nb::module_::import_("accelmgr._runner.factories");  // Once, and not in each process.

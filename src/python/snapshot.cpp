@@ -15,12 +15,12 @@ namespace nb = nanobind;
 namespace accelmgr::python {
 namespace {
 
-/// What of its object an entry compares.
+/// The part of its object that an entry compares.
 enum class Kind : std::uint8_t {
   items,      ///< All keys and values of a dict, or the items of a list.
   keys,       ///< The values of some keys of a dict. They may be missing.
   attribute,  ///< An attribute. It may be missing.
-  equal,      ///< The object itself, by ==, with what a method has returned: a copy.
+  equal,      ///< The object itself, by ==, with a copy that a method has returned.
   result,     ///< What a method returns, by ==.
 };
 
@@ -37,7 +37,7 @@ bool is_same(PyObject* before, PyObject* now) noexcept {
   return same == 1;
 }
 
-/// The caller holds the interpreter's lock, in all members.
+/// Requires: the caller of any member holds the interpreter's lock.
 class Snapshot {
  public:
   Snapshot() = default;
@@ -71,7 +71,7 @@ class Snapshot {
     for (auto* value : std::exchange(entry.before, read(entry))) Py_XDECREF(value);
   }
 
-  /// Of items of a dict: keys and values in turn. A value that was missing is left out.
+  /// The values noted; of items of a dict, keys and values in turn. Missing values are left out.
   nb::typed<nb::list, nb::any> before(std::size_t index) const {
     nb::list values;
     for (auto* value : entries_.at(index).before)

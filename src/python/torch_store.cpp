@@ -21,7 +21,7 @@ using std::chrono::milliseconds;
 [[noreturn]] void rethrow(const nb::python_error& error) {
   auto text = nb::cast<std::string>(nb::str(error.value()));
   if (error.matches(nb::module_::import_("accelmgr.errors").attr("ConfigError"))) throw ConfigError(text);
-  // The enclosing wait sees the signal again. Last, as the next Python code that runs would raise it.
+  // Lets the enclosing wait see the signal again. Last, because the next Python code would raise it.
   if (error.matches(PyExc_KeyboardInterrupt)) PyErr_SetInterrupt();
   throw std::runtime_error(text);
 }

@@ -34,9 +34,9 @@ void receive(int socket, char kind, std::string_view text) {
   const auto soon = base::Deadline::in_seconds(0);
   if (kind == 'r') {
     const auto request = protocol::next_request(socket);
-    if (std::holds_alternative<protocol::Stop>(*request))
-      expect(nlohmann::json::parse(text, nullptr, false).value("type", "") == "Stop",
-             "a stop is sent as one");
+    if (std::holds_alternative<protocol::Leave>(*request))
+      expect(nlohmann::json::parse(text, nullptr, false).value("type", "") == "Leave",
+             "a host leaves when it says so");
     if (const auto* resize = std::get_if<protocol::Resize>(&*request))
       expect(resize->ranks >= 1 && resize->ranks <= session::max_ranks, "a number of ranks");
     if (const auto* save = std::get_if<protocol::Save>(&*request))

@@ -9,8 +9,8 @@
 namespace accelmgr::config {
 
 /// Returns "optimizer.learning_rate 0.001 -> 0.002" for each option whose value differs and influences what
-/// is computed: not for timeouts, paths or intervals of output; for `train.steps` if the learning rate
-/// follows it.
+/// is computed: not for timeouts, paths or intervals of output; for `train.steps` only if the learning rate
+/// depends on it.
 std::vector<std::string> differences(const Config& before, const Config& after);
 
 }  // namespace accelmgr::config

@@ -66,8 +66,8 @@ void check(const CudaDriver& driver, const std::string& call, int code) {
   throw Problem(fmt::format("{}: {} ({}): {}", call, name, code, text));
 }
 
-/// As CUDA_VISIBLE_DEVICES and nvidia-smi write it. A slice of a GPU is known by its name, as in "NVIDIA A100
-/// MIG 1g.5gb".
+/// The UUID as CUDA_VISIBLE_DEVICES and nvidia-smi write it. A slice of a GPU is known by its name, as in
+/// "NVIDIA A100 MIG 1g.5gb".
 std::string text_of(const DriverUuid& uuid, std::string_view name) {
   std::string text = name.find(" MIG ") != std::string_view::npos ? "MIG-" : "GPU-";
   for (std::size_t i = 0; i < sizeof uuid.bytes; ++i) {

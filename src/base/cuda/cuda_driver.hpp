@@ -1,6 +1,6 @@
 // The functions of NVIDIA's driver library that list GPUs, as a table without CUDA's headers. The types are
-// those of cuda.h. A process that has called them has a driver in it that survives no fork: only the short
-// child of list_gpus() does.
+// those of cuda.h. They load a driver that survives no fork into the process, so only the short-lived child
+// of list_gpus() calls them.
 #pragma once
 
 #include <cstddef>
@@ -34,7 +34,8 @@ struct CudaDriver {
   static constexpr int minor_attribute = 76;
 
   ACCELMGR_CUDA_DRIVER(ACCELMGR_DECLARE_MEMBER)
-  /// The second version: of a slice of a GPU (MIG) it says the slice's own, not its GPU's.
+  /// The second version of this function: for a slice of a GPU (MIG) it gives the slice's UUID, not the
+  /// GPU's.
   int (*device_get_uuid)(DriverUuid* uuid, int device);
 };
 

@@ -20,7 +20,7 @@ std::string Device::pci_bus_id() const {
 
 void Device::check(const char* function, Code code) const {
   if (code == code::success) return;
-  runtime_.last_error();  // Resets it: the next one who asks is not to take this error for their own.
+  runtime_.last_error();  // Resets the error: the next caller must not take it for its own.
   throw DeviceError(
       fmt::format("{}: {} ({}): {}", function, runtime_.error_name(code), code, runtime_.error_text(code)),
       function, code);

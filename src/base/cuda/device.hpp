@@ -27,12 +27,13 @@ struct Release {
 using Stream = std::unique_ptr<CUstream_st, Release<&Runtime::stream_destroy>>;
 using Event = std::unique_ptr<CUevent_st, Release<&Runtime::event_destroy>>;
 using Memory = std::unique_ptr<std::byte, Release<&Runtime::free>>;
-/// Host memory of the driver's own, which the device copies from and to by itself.
+/// CPU memory that the driver has allocated: the device copies from and to it by itself.
 using HostMemory = std::unique_ptr<std::byte, Release<&Runtime::host_free>>;
-/// The same of memory that has another owner.
+/// A registration by which CPU memory with another owner becomes such memory.
 using Registration = std::unique_ptr<std::byte, Release<&Runtime::host_unregister>>;
 
-/// Used by one thread. It outlives what it made. All members that are not noexcept throw DeviceError.
+/// Used by one thread. All members that are not noexcept throw DeviceError.
+/// Requires: a Device outlives what it made.
 class Device {
  public:
   /// Makes `id` the device of the calling thread. The table is copied.
@@ -52,8 +53,8 @@ class Device {
 
   /// The event happens when `stream` has done what was queued so far.
   void record(const Event& event, StreamHandle stream) const;
-  /// `stream` is being recorded as a graph. From each launch of the graph on, the event happens when the
-  /// launch has done what was recorded so far.
+  /// The event happens in each launch of the graph, when the launch has done what was recorded so far.
+  /// Requires: `stream` is being recorded as a graph.
   void record_in_graph(const Event& event, StreamHandle stream) const;
   /// What is queued on `stream` from now on begins after the event.
   void wait(StreamHandle stream, const Event& event) const;
@@ -74,8 +75,8 @@ class Device {
   /// and for work that was left.
   void settle(StreamHandle stream, double within_s = timing::device_settles_s) noexcept;
 
-  /// Makes no further call: some wait for the device's work, for ever if it hangs. The end of the process
-  /// gives its memory back.
+  /// No further call is made: some calls wait for the device's work, for ever if the device hangs. The end of
+  /// the process gives the memory back.
   void give_up() noexcept { given_up_ = true; }
   bool given_up() const noexcept { return given_up_; }
   const Runtime& runtime() const noexcept { return runtime_; }

@@ -14,7 +14,7 @@ namespace {
 
 std::optional<NcclType> find_type(DType dtype) noexcept {
   using enum NcclType;
-  // As DType has them. NCCL has none of the types that follow.
+  // In the order of DType. NCCL has none of the later types.
   constexpr std::optional<NcclType> types[]{uint8,  int8,  std::nullopt, std::nullopt, uint32,  int32,
                                             uint64, int64, float16,      bfloat16,     float32, float64};
   const auto place = static_cast<std::size_t>(dtype);
@@ -23,7 +23,7 @@ std::optional<NcclType> find_type(DType dtype) noexcept {
 
 std::optional<NcclOperation> find_operation(ReduceOp operation) noexcept {
   using enum NcclOperation;
-  constexpr NcclOperation operations[]{sum, mean, product, minimum, maximum};  // As ReduceOp has them.
+  constexpr NcclOperation operations[]{sum, mean, product, minimum, maximum};  // In the order of ReduceOp.
   const auto place = static_cast<std::size_t>(operation);
   return place < std::size(operations) ? std::optional(operations[place]) : std::nullopt;
 }
@@ -46,7 +46,7 @@ std::string text_of(const Nccl& nccl, const char* function, NcclCode code, Commu
 }
 
 /// Makes the call in a thread. Returns false, and leaves the thread, if it has not returned at the deadline.
-/// Abort and destroy of NCCL wait for its own threads, and those for the device.
+/// NCCL's abort and destroy wait for NCCL's threads, which wait for the device.
 bool returns(std::function<void()> call, base::Deadline deadline) noexcept {
   struct Shared {
     std::mutex mutex;
@@ -101,7 +101,7 @@ DeviceCollectives::DeviceCollectives(Device& device, const Nccl& nccl, const Ncc
 }
 
 DeviceCollectives::~DeviceCollectives() {
-  if (device_.given_up()) return;  // It is called no more.
+  if (device_.given_up()) return;  // A hanging device is called no more.
   if (connected_ && !aborted()) {
     leave();
   } else {
@@ -129,7 +129,7 @@ NcclCode DeviceCollectives::call(const char* function, const Call& call) {
   return code;
 }
 
-/// in_progress while the last call is. Throws on every error.
+/// Returns in_progress while the last call is under way. Throws on every error.
 NcclCode DeviceCollectives::state(const char* function) {
   auto state = nccl_code::success;
   check("ncclCommGetAsyncError", call(function, [&](CommunicatorHandle communicator) {

@@ -33,19 +33,21 @@
 
 namespace accelmgr::device {
 
-/// Used by one thread; only abort() and aborted() may be called by any thread. Device and waiter outlive it.
+/// Used by one thread; only abort() and aborted() may be called by any thread.
+/// Requires: device and waiter outlive it.
 ///
 /// Members that return bool queue an operation, or wait. They return false as soon as the waiter does not
 /// want the result; the communicator is aborted then. They throw DeviceError if NCCL reports an error, if a
 /// wait takes longer than the timeout, and after an abort: in each case the communicator is aborted when they
-/// return. Where NCCL says that a peer is gone, the session will say so too: they wait until the result is
-/// not wanted, and throw only if it still is after the timeout. So the death of a rank does not end the
-/// others.
+/// return. Where NCCL says that a peer is gone, the session will say so too: the members wait until the
+/// result is not wanted, and throw only if it is still wanted after the timeout. So the death of a rank does
+/// not end the others.
 ///
 /// An aborted operation ends on its stream with any values. So a result is good only after wait().
 class DeviceCollectives {
  public:
-  /// One rank makes the id, and all ranks need it. Its process must live until all ranks are connected.
+  /// One rank makes the id, and all ranks need it.
+  /// Requires: the process of that rank lives until all ranks are connected.
   static NcclId make_id(const Nccl& nccl);
   /// Whether NCCL has this reduction of this type.
   static bool reduces(DType dtype, ReduceOp operation) noexcept;
@@ -53,7 +55,7 @@ class DeviceCollectives {
   /// Begins to make the communicator of `size` ranks, and returns at once. The table is copied.
   DeviceCollectives(Device& device, const Nccl& nccl, const NcclId& id, int rank, int size,
                     base::Waiter& waiter, double timeout_s);
-  /// Leaves the team in peace if it is ready, which takes at most timing::device_settles_s, or else aborts.
+  /// Leaves the team if it is ready, which takes at most timing::device_settles_s; otherwise aborts.
   ~DeviceCollectives();
   DeviceCollectives(const DeviceCollectives&) = delete;
   DeviceCollectives& operator=(const DeviceCollectives&) = delete;
@@ -92,8 +94,8 @@ class DeviceCollectives {
   /// their deadline tells them.
   void abort() noexcept;
   bool aborted() const noexcept { return aborted_.load(); }
-  /// What NCCL reported, or what took too long, when a member aborted. Empty if nothing did, if the result
-  /// was not wanted, and if the device itself is to blame.
+  /// What NCCL reported, or what took too long, when a member aborted. Empty if no member aborted, if the
+  /// result was not wanted, or if the device itself is to blame.
   const std::string& failure() const noexcept { return failure_; }
 
  private:

@@ -33,8 +33,8 @@ static_assert(ncclSum == int(NcclOperation::sum) && ncclProd == int(NcclOperatio
               ncclMax == int(NcclOperation::maximum) && ncclMin == int(NcclOperation::minimum) &&
               ncclAvg == int(NcclOperation::mean));
 
-// Ours is the beginning of theirs. What its size covers beyond `blocking` is padding, which the library
-// replaces by its defaults, because the version says that there is no such field.
+// NcclConfig is the beginning of ncclConfig_t. What its size covers beyond `blocking` is padding, which the
+// library replaces by its defaults, because the version says that there is no such field.
 constexpr ncclConfig_t theirs = NCCL_CONFIG_INITIALIZER;
 static_assert(std::is_standard_layout_v<NcclConfig> && sizeof(NcclConfig) <= sizeof(ncclConfig_t));
 static_assert(offsetof(NcclConfig, size) == offsetof(ncclConfig_t, size) &&

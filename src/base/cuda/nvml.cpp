@@ -21,7 +21,7 @@ std::optional<Nvml> nvml_functions_of(const std::string& path) {
   return nvml;
 }
 
-/// What a GPU and a slice both tell of themselves; null if one of them fails.
+/// What NVML tells of GPUs and slices alike; null if a call fails.
 json describe(const Nvml& nvml, NvmlDevice device) {
   std::array<char, Nvml::text_bytes> name{}, uuid{};
   NvmlMemory memory{};

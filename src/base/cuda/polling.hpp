@@ -11,7 +11,7 @@
 
 namespace accelmgr::device {
 
-/// A wait spins so long, because an event that ends a step is often close, and then parks between two polls.
+/// A wait spins this long, because an event that ends a step is often close, and then parks between polls.
 inline constexpr std::int64_t spin_ns = 100'000;
 inline constexpr std::chrono::microseconds parked{50};
 

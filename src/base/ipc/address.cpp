@@ -19,7 +19,7 @@ namespace {
 
 using Entry = InterfaceAddress;
 
-/// The addresses at which another host may reach an interface, IPv4 before IPv6.
+/// The addresses at which another machine may reach an interface, IPv4 before IPv6.
 std::vector<Entry> entries() {
   auto found = interface_addresses();
   std::erase_if(found, [](const Entry& entry) { return !entry.up || entry.link_local; });

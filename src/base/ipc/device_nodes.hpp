@@ -12,12 +12,12 @@ namespace accelmgr::ipc {
 /// container these show the GPUs that it was given, while /proc shows all of the machine.
 std::vector<std::string> gpu_nodes(const std::filesystem::path& root = "/");
 
-/// The number of GPUs of NVIDIA's driver: of their nodes, or if there are none of their entries in /proc, as
-/// on a machine that has not used its GPUs since it booted. Ignores CUDA_VISIBLE_DEVICES.
+/// The number of GPUs of NVIDIA's driver, by their nodes. Without nodes, as on a machine that has not used
+/// its GPUs since it booted, by their entries in /proc. Ignores CUDA_VISIBLE_DEVICES.
 int driver_gpus(const std::filesystem::path& root = "/");
 
-/// The number of TPU chips on the PCI bus, counted as torch_xla does: by Google's number of vendor, which its
-/// network cards have too, and the numbers of the chips.
+/// The number of TPU chips on the PCI bus, counted as torch_xla does: by Google's vendor number, which its
+/// network cards have too, and the device numbers of the chips.
 int tpu_chips(const std::filesystem::path& root = "/");
 
 }  // namespace accelmgr::ipc

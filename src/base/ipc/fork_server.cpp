@@ -178,7 +178,7 @@ class ForkServer {
   }
 
   void reap_ended() {
-    // Which have ended is seen before one is reaped: what its end leads to in others is no part of this pass.
+    // Finds all ended children before it reaps one: other ends to which that leads are left to the next pass.
     const auto first = std::stable_partition(running_.begin(), running_.end(), [](const Running& running) {
       return !has_ended(running.pidfd->get());
     });

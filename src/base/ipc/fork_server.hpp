@@ -46,8 +46,8 @@ struct ForkServerOptions {
   /// The process group that the creator leads, or 0. Unless ForkServerClient::stop() was called, the fork
   /// server waits up to a second for the creator to end, then kills it and what is left of this group.
   pid_t creator_group = 0;
-  /// The mark of the creator's descendants (base/ipc/leftovers.hpp), if it leads no group of its own. What
-  /// bears it ends as such a group does.
+  /// The mark of the creator's descendants (base/ipc/leftovers.hpp), if it leads no group of its own.
+  /// Processes that bear it end as such a group does.
   std::string creator_mark{};
   /// A pidfd of the process that the creator works for. When that process has ended, the creator has a second
   /// to end by itself, because it may be in user code that does not return.
@@ -66,8 +66,8 @@ struct ForkServerOptions {
 int run_fork_server(base::UniqueFd socket, const ChildMain& child_main,
                     const ForkServerOptions& options = {});
 
-/// Like run_fork_server(), for a process just forked from one of one thread. It leads a process group of its
-/// own, and exits.
+/// Like run_fork_server(), for a process just forked from one that has one thread. It leads a process group
+/// of its own, and exits.
 [[noreturn]] void become_fork_server(base::UniqueFd socket, const ChildMain& child_main,
                                      const ForkServerOptions& options) noexcept;
 

@@ -41,7 +41,8 @@ struct Ended {
   pid_t pid;
   int wait_status;  ///< See describe_exit().
   int error;        ///< An errno value: why it could not be started (pid 0).
-  /// When the fork server saw it, by CLOCK_REALTIME. Children whose ends it saw together have the same time.
+  /// When the fork server saw the end, by CLOCK_REALTIME. Children whose ends it saw together have the same
+  /// time.
   std::int64_t time_ns;
   bool with_server = false;  ///< It ended because the fork server did; its pid is 0 if it had not started.
 };
@@ -51,10 +52,10 @@ using Event = std::variant<Started, Ended>;
 /// The client's side. One thread at a time may call it.
 class ForkServerClient {
  public:
-  /// Forks the fork server from this process. Its other threads must be idle, as those of a library's pool:
-  /// locks that they hold would stay locked in the fork server and its children. These inherit all open
-  /// descriptors except `close_in_fork_server`, those on whose end another process waits. Sets
-  /// `options.creator`.
+  /// Forks the fork server from this process. The fork server and its children inherit all open descriptors
+  /// except `close_in_fork_server`, those on whose end another process waits. Sets `options.creator`.
+  /// Requires: the other threads of this process are idle, as those of a library's pool: locks that they hold
+  /// would stay locked in the fork server and its children.
   static ForkServerClient start(const ChildMain& child_main, ForkServerOptions options = {},
                                 std::span<const int> close_in_fork_server = {});
 
@@ -121,7 +122,7 @@ class ForkServerClient {
   Child process_;
   pid_t owner_ = getpid();
   std::set<int> asked_for_;        ///< Ranks, also those whose child has ended: late reports name them.
-  std::map<int, Asked> children_;  ///< Those whose end has not been taken, by rank.
+  std::map<int, Asked> children_;  ///< Children whose end has not been taken, by rank.
   std::int64_t closed_ns_ = 0;     ///< When the fork server was first seen to have closed its socket.
   std::optional<int> server_exit_;
   base::Refusals refusals_;

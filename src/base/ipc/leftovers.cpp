@@ -88,7 +88,7 @@ void mark_descendants() {
   rlimit limit{};
   getrlimit(RLIMIT_LOCKS, &limit);
   limit.rlim_cur = mark;
-  // Fails where the hard limit was lowered: then what has another environment bears no mark.
+  // Fails where the hard limit was lowered: then processes with another environment bear no mark.
   if (setrlimit(RLIMIT_LOCKS, &limit) != 0)
     base::log().info("the descendants of this process are marked by '{}' alone: {}", variable,
                      SystemError("setrlimit(RLIMIT_LOCKS)", errno).what());

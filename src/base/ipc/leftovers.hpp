@@ -16,8 +16,9 @@ namespace accelmgr::ipc {
 bool end_group_members(pid_t group, base::Deadline term_until) noexcept;
 
 /// From now on what this process forks or executes bears a mark: a limit that the kernel has kept since 2.4
-/// without a use (RLIMIT_LOCKS), which no environment removes, and an environment variable. Call it while
-/// this process has one thread. Throws SystemError.
+/// without a use (RLIMIT_LOCKS), which no environment removes, and an environment variable. Throws
+/// SystemError.
+/// Requires: this process has one thread.
 void mark_descendants();
 /// The mark that this process bears or has made; empty if there is none.
 std::string own_mark();

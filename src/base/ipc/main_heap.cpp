@@ -82,11 +82,11 @@ void on_main_heap(const std::function<void()>& body) {
     for (int left = heap_count(); left > 0; --left)
       if (holders.emplace_back(begin).has_main_heap()) break;
   } catch (const std::system_error&) {
-    // There are no more threads to be had. Then it is another heap.
+    // No more threads can be started. `body` then gets another heap.
   }
   if (!holders.empty()) holders.pop_back();  // The next thread gets the heap that was given back last.
   on_new_thread([&] {
-    allocates_from(begin);  // Takes it.
+    allocates_from(begin);  // The first allocation takes the heap.
     holders.clear();
     body();
   });

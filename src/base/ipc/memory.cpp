@@ -145,7 +145,7 @@ Mapping::Mapping(int fd, std::size_t offset, std::size_t length, Access access) 
 
 namespace {
 
-/// The kernel promises memory that it has not, and kills for it later.
+/// Asked because the kernel promises memory that it does not have, and kills processes later.
 bool is_available(std::size_t bytes) noexcept try {
   return bytes <= memory_available().bytes;
 } catch (const std::exception&) {

@@ -23,8 +23,8 @@ base::UniqueFd create_memfd(const std::string& name, std::size_t bytes, Allocate
 /// for the text of the error.
 void allocate(int memfd, std::size_t offset, std::size_t bytes, const std::string& name);
 
-/// Opens a memfd of this process again, for reading alone: no process can map the result writable. It can
-/// open the memfd for writing by way of /proc if it has the user of this process, or is privileged. Throws
+/// Opens a memfd of this process again, for reading alone: no process can map the result writable. A process
+/// of the same user, or a privileged one, can still open the memfd for writing by way of /proc. Throws
 /// SystemError.
 base::UniqueFd open_read_only(int memfd);
 
@@ -53,8 +53,8 @@ class Mapping {
   void keep_from_children() const;
 
   /// Gives up the shared memory: from now on the same addresses hold a private copy of its first `bytes`, and
-  /// zeros behind them. If there is no memory for a copy, they can only be read, and still show the shared
-  /// memory. False if this process can still write there.
+  /// zeros behind them. If there is no memory for a copy, the addresses can only be read, and still show the
+  /// shared memory. False if this process can still write there.
   bool make_private(std::size_t bytes) const noexcept;
   bool make_private() const noexcept { return make_private(size()); }
   /// Gives up the shared memory: the same addresses hold zeros, which can only be read. False if
@@ -70,7 +70,7 @@ class Mapping {
 /// SessionError if memory runs out, SystemError for other failures.
 void populate(std::byte* p, std::size_t bytes, int threads);
 
-/// The same for reading, on the calling thread alone.
+/// Like populate(), but for reading, on the calling thread alone.
 void populate_read(const std::byte* p, std::size_t bytes);
 
 struct MemoryAvailable {

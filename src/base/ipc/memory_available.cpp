@@ -60,7 +60,7 @@ OomKills oom_kills(const fs::path& root) {
     const auto count = number_after(read_proc(file).value_or(""), "oom_kill ");
     if (count && found.counted_by.empty()) found = {*count, file.string()};
   };
-  // From the own group upwards. In a container the path of that may be one of the host machine.
+  // From the process's own group upwards. In a container its path may be that of the machine outside.
   visit_groups(root, "memory", [&](const fs::path& folder, bool unified) {
     look_in(folder / (unified ? "memory.events" : "memory.oom_control"));
   });
@@ -69,7 +69,7 @@ OomKills oom_kills(const fs::path& root) {
 }
 
 void be_killed_first() noexcept {
-  constexpr std::uint64_t more = 500, most = 1000;  // Of this unit each 1/1000 of the memory.
+  constexpr std::uint64_t more = 500, most = 1000;  // In units of 1/1000 of the memory.
   const auto file = "/proc/self/oom_score_adj";
   const base::UniqueFd fd(open(file, O_WRONLY | O_CLOEXEC));
   if (!fd) return;

@@ -1,4 +1,4 @@
-// TCP addresses of this host, and sockets that listen at them.
+// TCP addresses of this machine, and sockets that listen at them.
 #pragma once
 
 #include <sys/socket.h>
@@ -8,7 +8,7 @@
 
 namespace accelmgr::ipc {
 
-/// The name of this host; empty if the kernel does not tell.
+/// The name of this machine; empty if the kernel does not tell.
 std::string host_name();
 
 /// The numeric host of an IPv4 or IPv6 address, without brackets, with the zone if it has one; empty for
@@ -25,7 +25,7 @@ int bound_port(int socket);
 /// wildcard address of IPv6 accepts IPv4 too. Returns 0 or an errno value.
 int bind_and_listen(int socket, const sockaddr* address, socklen_t length) noexcept;
 
-/// An address of a network interface of this host.
+/// An address of a network interface of this machine.
 struct InterfaceAddress {
   std::string interface;  ///< "eth0"
   std::string host;       ///< Without brackets and zone.

@@ -23,7 +23,7 @@ class PrivateInChildren {
   void reset() noexcept;
 
  private:
-  std::uint64_t number_ = 0;  ///< 0: of no mapping.
+  std::uint64_t number_ = 0;  ///< 0: there is no mapping.
 };
 
 }  // namespace accelmgr::ipc

@@ -17,7 +17,7 @@
 namespace accelmgr::ipc {
 
 /// The whole file; nullopt if it cannot be read, because there is no such file, process or control group.
-/// Not a stream, which a program that another thread executes meanwhile would inherit.
+/// No std::ifstream: a program that another thread executes meanwhile would inherit its descriptor.
 inline std::optional<std::string> read_proc(const std::filesystem::path& path) {
   const base::UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (!fd) return std::nullopt;

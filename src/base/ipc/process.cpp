@@ -239,7 +239,7 @@ void on_new_thread(const std::function<void()>& body) {
     const std::function<void()>& body;
     std::exception_ptr thrown;
   } call{body, nullptr};
-  // The stack of a main thread grows up to this limit. A child lives on this thread's.
+  // The stack of a main thread grows up to this limit. A child runs on the stack of this thread.
   constexpr std::size_t least_stack = 64 << 20;
   rlimit limit{};
   getrlimit(RLIMIT_STACK, &limit);

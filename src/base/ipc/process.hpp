@@ -53,9 +53,9 @@ void name_process(const char* comm) noexcept;
 /// Makes writing to a pipe without a reader (SIGPIPE), or beyond RLIMIT_FSIZE (SIGXFSZ), an error that this
 /// process and its children survive.
 void survive_failed_writes() noexcept;
-/// This process ends when its host does, or asks it to. From now on it ignores the signals by which a
-/// scheduler or a terminal tells all processes of a job to end: the host decides what they mean. They are
-/// handled, not ignored, so that a program which this process executes has their default actions.
+/// This process ends when its host does, or asks it to. From now on the signals by which a scheduler or a
+/// terminal tells all processes of a job to end do nothing here: the host decides what they mean. Their
+/// handler is empty, not SIG_IGN, so that a program which this process executes has their default actions.
 void leave_signals_to_host() noexcept;
 inline constexpr int signals_of_host[] = {SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 
@@ -87,16 +87,17 @@ Child execute_self(std::vector<std::string> args,
 Child execute(const std::vector<std::string>& command, std::vector<std::string> args,
               std::span<const std::pair<int, int>> fds);
 
-/// Forks this process and runs `body`, which must neither return nor throw, in the child. The child has a
-/// process group of its own, default signal dispositions, no blocked signal, and copies of all descriptors.
-/// Locks that other threads of this process hold stay locked there. Throws SystemError.
+/// Forks this process and runs `body` in the child. The child has a process group of its own, default signal
+/// dispositions, no blocked signal, and copies of all descriptors. Locks that other threads of this process
+/// hold stay locked there. Throws SystemError.
+/// Requires: `body` neither returns nor throws.
 Child fork_self(const std::function<void()>& body);
 
 /// Runs `body` on a new thread, and blocks until it has returned. Throws what it throws, and SystemError if
-/// there is no thread to be had. A child that `body` forks has that thread alone, which has done nothing yet:
-/// on a thread that has, OpenMP and others keep a team of threads, and would wait for them in the child,
-/// where they do not exist. The stack of the thread that waits here is free in the child, and may become that
-/// of another thread.
+/// no thread can be started. A child that `body` forks has that thread alone, which has done nothing yet: on
+/// a thread that has done work, OpenMP and other libraries keep a team of threads, and would wait for it in
+/// the child, where it does not exist. The stack of the thread that waits here is free in the child, and may
+/// become that of another thread.
 void on_new_thread(const std::function<void()>& body);
 
 /// Stands for a status of waitpid() that is not known.
@@ -127,8 +128,8 @@ std::optional<ProcessUsage> usage(pid_t pid);
 /// there is none, or /proc cannot be read.
 std::optional<std::uint64_t> began_at(pid_t pid);
 
-/// What a process has in memory that no file and no other process has: not the session, nor libraries.
-/// nullopt if there is no such process. Cheaper than usage().
+/// Bytes of memory that a process shares with no file and no other process: without the session and
+/// libraries. nullopt if there is no such process. Cheaper than usage().
 std::optional<std::uint64_t> private_bytes(pid_t pid);
 
 /// The kernel function in which the process's main thread sleeps ("futex_wait_queue"); empty if it runs, or
@@ -139,8 +140,9 @@ std::string wait_channel(pid_t pid);
 /// still runs, is no child of this process, or was reaped before.
 std::optional<int> take_exit_status(int pidfd) noexcept;
 
-/// Call it before a child is reaped that may have ended. If a signal has killed it, it has not ended the
-/// other members of its process group: this does, with SIGTERM, and SIGKILL after `timing::group_end_s`.
+/// If a signal has killed the child, ends the other members of its process group, which the child could not:
+/// with SIGTERM, and SIGKILL after `timing::group_end_s`.
+/// Requires: the child is not reaped yet; it may still run.
 void end_group_of_killed(const Child& child) noexcept;
 
 /// From now on this process is killed when the thread of `parent` that forked it ends. Exits at once if

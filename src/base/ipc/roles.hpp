@@ -11,7 +11,7 @@
 namespace accelmgr::ipc {
 
 /// The main function of the program in that role. It does not return, unless the arguments are not those of
-/// the role: the program then goes on as if it had none.
+/// the role: the program then goes on as if it had no role.
 using Role = std::function<void(std::span<const std::string_view> arguments)>;
 
 /// Registers a role before main() begins, as a constant of a source file.
@@ -35,7 +35,7 @@ const ForkedRole* find_forked_role(std::string_view name) noexcept;
 void take_role(int argc, char** argv);
 /// Declares that this program calls take_role() when it is executed with ipc::self_command().
 void let_be_executed() noexcept;
-/// True if one of these two was called: only then can this program be executed in a role.
+/// True if take_role() or let_be_executed() was called: only then can this program be executed in a role.
 bool can_be_executed() noexcept;
 
 }  // namespace accelmgr::ipc

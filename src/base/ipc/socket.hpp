@@ -42,7 +42,7 @@ struct Message {
 
 /// Blocks for the next packet; nullopt if the peer is gone and everything it sent has been read. Throws
 /// SessionError on the deadline, and for a packet that send() would not have sent, which is dropped. Throws
-/// SystemError (EMFILE) if this process has too many open descriptors to take those of the packet, which then
+/// SystemError (EMFILE) if this process has too many open descriptors to take the packet's; the packet then
 /// stays in the socket. Only one thread may receive from a socket.
 std::optional<Message> receive(int socket, base::Deadline deadline);
 

@@ -9,9 +9,9 @@
 
 namespace accelmgr::ipc {
 
-/// A TCP socket that listens at an address of this host; port 0 means any free one. From then on no other
+/// A TCP socket that listens at an address of this machine; port 0 means any free one. From then on no other
 /// program can bind the port. Throws ConfigError, which names the address, if it is in use, is not an address
-/// of this host or cannot be resolved; SystemError if descriptors or memory are short.
+/// of this machine or cannot be resolved; SystemError if descriptors or memory are short.
 base::UniqueFd bind_tcp(const std::string& host, int port);
 /// As bind_tcp(), but if no address of the host can be bound it returns an empty socket, and `code` is an
 /// errno value; otherwise `code` is 0.
@@ -23,8 +23,8 @@ HostPort address_of(int socket);
 /// The numeric address of the peer of a connected TCP socket; {"", 0} for any other descriptor.
 HostPort peer_of(int fd) noexcept;
 
-/// The address by which a process of this host reaches a socket bound to `address`: loopback for the wildcard
-/// addresses, otherwise `address` itself.
+/// The address by which a process of this machine reaches a socket bound to `address`: loopback for the
+/// wildcard addresses, otherwise `address` itself.
 HostPort reachable(const HostPort& address);
 
 /// Blocks until a server accepts connections there; returns its numeric address. Throws SessionError, which

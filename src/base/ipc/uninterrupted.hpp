@@ -24,9 +24,9 @@ class SignalsBlocked {
   sigset_t before_;
 };
 
-/// Makes a call that returns 0 or an errno value, again if that is EINTR, and returns it. No signal comes to
-/// this thread meanwhile, so it is interrupted only when this process is stopped or traced: the last EINTR is
-/// returned if that does not end.
+/// Makes a call that returns 0 or an errno value, repeats it at EINTR, and returns the value. No signal comes
+/// to this thread meanwhile, so the call is interrupted only when this process is stopped or traced. If that
+/// does not end, the last EINTR is returned.
 template <class Call>
 int uninterrupted(const Call& call) noexcept {
   constexpr int most_attempts = 100;

@@ -10,11 +10,11 @@ namespace accelmgr::ipc {
 /// From now on children that this process forks close `fd` at once. Any thread. Throws SystemError if
 /// there are too many.
 void close_in_forks(int fd);
-/// Call it before `fd` is closed, whose number may be another file's then. Any thread.
+/// Undoes close_in_forks(). Call it before `fd` is closed: its number may be another file's then. Any thread.
 void keep_in_forks(int fd) noexcept;
 
-/// From now on these signals have their default actions in children that this process forks, if their
-/// handlers are those of now: TERM ends a worker of a data loader, and nobody else. Call it once, on one
+/// From now on these signals have their default actions in children that this process forks, unless their
+/// handlers change until then: TERM ends a worker of a data loader, and nobody else. Call it once, on one
 /// thread.
 void default_in_forks(std::span<const int> signals);
 

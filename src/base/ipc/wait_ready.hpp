@@ -12,8 +12,8 @@
 
 namespace accelmgr::ipc {
 
-/// Blocks until one of `entries` has its events, a hang-up or an error. False on the deadline, if that has
-/// passed already after one look. A descriptor of -1 is never ready.
+/// Blocks until one of `entries` has its events, a hang-up or an error. False on the deadline; if that has
+/// passed already, after one look. A descriptor of -1 is never ready.
 inline bool wait_any(std::span<pollfd> entries, base::Deadline deadline) noexcept {
   for (;;) {
     const auto left_ns = std::max<std::int64_t>(deadline.remaining_ns(), 0);

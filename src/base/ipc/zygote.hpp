@@ -24,10 +24,10 @@ inline constexpr int role_creator = 4;
 struct Served {
   base::UniqueFd socket;  ///< The caller's end of the pair.
   Child process;          ///< In a process group of its own. The zygote reaps it.
-  base::UniqueFd status;  ///< A pipe. Its wait status (an int) can be read from it once it has ended.
+  base::UniqueFd status;  ///< A pipe that gives the process's wait status (an int) once it has ended.
 };
 
-/// For a role with those descriptors: programs that it executes do not get them.
+/// For a process in a role: programs that it executes do not get the role's descriptors.
 void keep_role_descriptors() noexcept;
 
 /// Executes this program again in a role (roles.hpp). The process is a child of this one, and so has no

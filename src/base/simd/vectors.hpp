@@ -41,7 +41,8 @@ using Vector = typename VectorOf<T, lanes>::type;
 template <class T>
 constexpr std::size_t lanes_of = vector_bytes / sizeof(T);
 
-/// `to` must be aligned to the vector. A vector narrower than any register is stored regularly.
+/// A vector narrower than any register is stored regularly.
+/// Requires: `to` is aligned to the vector.
 template <class V>
 ACCELMGR_INLINE void store_past_caches(void* to, V v) {
   [[maybe_unused]] auto* bytes = static_cast<char*>(to);
@@ -66,7 +67,7 @@ ACCELMGR_INLINE void fence_past_caches() {
 #endif
 }
 
-/// Of each lane of a vector that fills a register.
+/// The square root of each lane of a vector that fills a register.
 template <class V>
 ACCELMGR_INLINE V square_roots(V v) {
   [[maybe_unused]] constexpr bool is_single = sizeof(v[0]) == sizeof(float);

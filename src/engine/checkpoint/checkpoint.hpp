@@ -44,9 +44,9 @@ struct Written {
 
 /// Writes a checkpoint into `directory`, which is created if need be, and replaces an existing checkpoint of
 /// this step. Then removes all checkpoints but the last `keep` (at least 1), the best, and this one. Blocks
-/// until the checkpoint is on disk. On an exception nothing of it is left and the existing checkpoints are
-/// untouched. There is one exception to that: when only the last step, the synchronization of `directory`,
-/// fails, the new checkpoint is in its place, but a power failure may undo it.
+/// until the checkpoint is on disk. If it throws, nothing of the new checkpoint is left and the existing ones
+/// are untouched, unless only the last step fails, the synchronization of `directory`: then the new
+/// checkpoint is in its place, but a power failure may undo it.
 Written write(const std::filesystem::path& directory, const Contents& contents, std::int64_t keep);
 
 /// An open checkpoint. Owns the mappings of its files, which may be replaced or removed meanwhile.
@@ -73,7 +73,7 @@ struct HostFiles {
   std::string path;  ///< The checkpoint's path, which errors name.
   base::UniqueFd state, training;
 };
-/// Opens those of the checkpoint at `path`, and checks nothing.
+/// Opens these files of the checkpoint at `path`, and checks nothing.
 HostFiles open_host_files(const std::filesystem::path& path);
 
 }  // namespace accelmgr::checkpoint

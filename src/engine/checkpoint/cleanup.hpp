@@ -14,9 +14,9 @@ namespace accelmgr::checkpoint {
 /// Removes `folder`, or appends the reason to `warnings`.
 void remove_folder(const std::filesystem::path& folder, std::vector<std::string>& warnings);
 
-/// Removes the leftovers of writers that have ended, or had the pid of this process or of one that began
-/// later. A checkpoint that such a writer had set aside and not replaced gets its name back. Throws
-/// SystemError when `directory` cannot be read.
+/// Removes the leftovers of writers that have ended. A writer whose pid now belongs to this process, or to
+/// one that began later, has ended too. A checkpoint that such a writer had set aside and not replaced gets
+/// its name back. Throws SystemError when `directory` cannot be read.
 void clear_leftovers(const std::filesystem::path& directory, std::vector<std::string>& warnings);
 
 /// Renames a checkpoint that could not be read, so that no later one takes its place. Returns the new path.

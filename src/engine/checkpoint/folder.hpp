@@ -6,8 +6,8 @@
 //   .step-00000123.replaced-4711-98    a whole one that the process is replacing: only for a moment, and only
 //                                   where the file system cannot exchange two folders
 //
-// When a process began is in clock ticks since the machine did (field 22 of /proc/PID/stat), so that a
-// process which has got the pid later is not taken for the writer. Older programs wrote the pid alone.
+// The time at which a process began is in clock ticks since the machine's start (field 22 of /proc/PID/stat),
+// so that a later process with the same pid is not taken for the writer. Older programs wrote the pid alone.
 #pragma once
 
 #include <sys/types.h>

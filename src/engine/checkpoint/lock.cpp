@@ -48,7 +48,7 @@ Holder read_holder(int fd) {
   }
 }
 
-/// False for a process of another host: it cannot be examined from here.
+/// False for a process of another machine: it cannot be examined from here.
 bool has_ended(const Holder& holder) {
   if (holder.pid <= 0) return true;
   return holder.host == ipc::host_name() && checkpoint::has_ended(holder.pid);

@@ -18,9 +18,9 @@
 
 namespace accelmgr::checkpoint {
 
-/// True if no process of this host has that pid, or only one that has ended and that its parent has not
-/// waited for, or that began at another time than `began` (ipc::began_at()). False if that cannot be found
-/// out.
+/// True if no process of this machine has that pid. A process does not count if it has ended but its parent
+/// has not waited for it, or if it began at another time than `began` (ipc::began_at()). False if that cannot
+/// be found out.
 bool has_ended(pid_t pid, std::optional<std::uint64_t> began = {});
 
 /// Not thread-safe.

@@ -20,8 +20,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// How often a reader begins again because a writer has removed what it was reading. A writer needs a whole
-// checkpoint for each time, so more has another cause.
+// How often a reader begins again because a writer has removed what it was reading. A writer writes a whole
+// checkpoint for each of these times, so more of them have another cause.
 constexpr int most_tries = 100;
 
 base::UniqueFd open_folder(const fs::path& path) {

@@ -211,8 +211,9 @@ void restore(const Checkpoint& checkpoint, session::Session& session, const sess
   // A parameter that was frozen when the checkpoint was written had no gradient.
   for (const auto& to : gradients_of(session, manifest))
     if (checkpoint.training.contains(to.description.name)) load(checkpoint.training, training_path, to);
-  // What a host keeps of its buffers, under a name as "<forms>", has another shape if other buffers changed
-  // when the checkpoint was written: the host finds that out, and starts again with room for them.
+  // What a host keeps of its buffers, under a name as "<forms>", is skipped if its shape differs because
+  // other buffers had changed when the checkpoint was written: the host notices, and starts again with room
+  // for them.
   const auto is_there = [&](const TensorBytes& to) {
     const auto& name = to.description.name;
     if (!checkpoint.training.contains(name)) return false;

@@ -25,27 +25,30 @@ struct TensorBytes {
   const std::byte* data = nullptr;
   std::vector<std::int64_t> strides{};  ///< In elements. Empty: row-major, as it is in the file.
 
-  /// Copies it to its place in a file, and from there.
+  /// Copy the tensor to its place in a file, and back.
   void store(std::byte* file) const;
   void load(const std::byte* file) const;
 };
 
-// Call these between steps, when the step word is closed. The pointers point into the session. They throw
-// CheckpointError for a buffer whose dtype the format does not know.
+// Pointers that these return point into the session. They throw CheckpointError for a buffer whose dtype the
+// format does not know.
+// Requires: the step word is closed, as between steps.
 std::vector<TensorBytes> model_tensors(const session::Session& session, const session::Manifest& manifest);
 std::vector<TensorBytes> training_tensors(const session::Session& session, const session::Manifest& manifest);
 nlohmann::json run_state(const session::Session& session);
 
-/// Restores what run_state() returned in a session on which no process works yet. Throws CheckpointError, or
-/// json::exception if that is not its form.
+/// Restores into a session what run_state() returned. Throws CheckpointError, or json::exception if `run` has
+/// another form.
+/// Requires: no process works on the session yet.
 void restore_run(const nlohmann::json& run, session::Session& session);
 
 /// Whether a name is one of training_tensors(). All other tensors in the file are the host's.
 bool is_of_session(const std::string& training_name);
 
-/// Restores a session on which no process works yet. A rank that the checkpoint does not have gets the
-/// master's buffers and keeps its own generator. Throws CheckpointError, which names the first tensor that
-/// differs, when the checkpoint is of another model.
+/// Restores a session. A rank that the checkpoint does not have gets the master's buffers and keeps its own
+/// generator. Throws CheckpointError, which names the first tensor that differs, when the checkpoint is of
+/// another model.
+/// Requires: no process works on the session yet.
 void restore(const Checkpoint& checkpoint, session::Session& session, const session::Manifest& manifest);
 
 }  // namespace accelmgr::checkpoint

@@ -54,7 +54,7 @@ void check_run(const json& run) {
   try {
     const auto text = run.dump();
     check_size(text);
-    constexpr int most = base::max_nesting - 2;  // In the file it is in the object `state` of an object.
+    constexpr int most = base::max_nesting - 2;  // In the file `run` is two levels down.
     const auto again = json::parse(text, refuse_deeper_than(most, "the state of a checkpoint"));
     const auto changes = json::diff(run, again);
     if (changes.empty()) return;

@@ -44,7 +44,7 @@ State parse_state(std::string_view text, const std::string& where);
 /// Reads state.json in the open directory `folder`, whose path is `path`. Throws CheckpointError as
 /// parse_state() does, and SystemError when the file cannot be read.
 State read_state(int folder, const std::string& path);
-/// The same for the open file `fd`, which errors call `where`.
+/// As read_state(), for the open file `fd`, which errors call `where`.
 State read_state_file(int fd, const std::string& where);
 
 }  // namespace accelmgr::checkpoint

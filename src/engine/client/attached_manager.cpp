@@ -95,7 +95,7 @@ AttachedManager AttachedManager::attach(const std::string& service, const Settin
 
 void AttachedManager::detach() noexcept {
   try {
-    link_.send(protocol::Detach{});
+    link_.send(protocol::Leave{});
   } catch (const Error&) {
     // The service is gone, or reads nothing. It sees the end of this process.
   }

@@ -191,7 +191,7 @@ OwnedManager OwnedManager::start_over(const Config& config, const Origin& origin
 
 void OwnedManager::ask_to_stop() const noexcept {
   try {
-    link_.send(protocol::Stop{});
+    link_.send(protocol::Leave{});
   } catch (const Error&) {
     // The manager has ended already, or reads nothing: end() kills it.
   }

@@ -20,17 +20,17 @@ namespace accelmgr::data {
 
 class CountedSource {
  public:
-  /// `source` must not have been read. It is restored from the state in the session; without one it stays at
-  /// its beginning. Throws SessionError when that state is beyond the data cursor, and what
-  /// BatchSource::restore() throws.
+  /// Restores `source` from the state in the session; without one it stays at its beginning. Throws
+  /// SessionError when that state is beyond the data cursor, and what BatchSource::restore() throws.
+  /// Requires: `source` has not been read.
   CountedSource(std::unique_ptr<BatchSource> source, const session::LoaderView& view);
 
   std::span<const FieldSpec> fields() const { return source_->fields(); }
   /// Number of the element that is read next, counted from the source's beginning over all restarts.
   std::uint64_t number() const noexcept { return number_.load(std::memory_order_relaxed); }
   /// Reads an element into `rows`, one for each field; returns false at the end of the data or of an epoch.
-  /// May block and throw as the source does. Throws DataError when the source wrote beyond a row. Behind each
-  /// row there must be row_guard_bytes, which are overwritten.
+  /// May block and throw as the source does. Throws DataError when the source wrote beyond a row.
+  /// Requires: row_guard_bytes bytes follow each row; they are overwritten.
   bool next(const std::vector<std::span<std::byte>>& rows);
   /// Whether next() goes on after it has returned false, with another epoch.
   bool more_epochs() const { return source_->more_epochs(); }
@@ -44,8 +44,8 @@ class CountedSource {
   /// session can hold.
   void remember();
   /// Saves in the session the newest kept state at or before the data cursor. Does so only if the cursor has
-  /// advanced since the last one. So a process that reads the state while no attempt is open meets at most
-  /// one change, and that is in the copy that it does not read.
+  /// advanced since the last save. So a process that reads the state while no attempt is open meets at most
+  /// one save, and that goes to the copy that it does not read.
   void leave_state();
 
  private:

@@ -77,7 +77,8 @@ void Loader::check(const session::Assignment& to) const {
           rank, share, slots));
 }
 
-// Returns false if it cannot. A short step that is not yet whole may get other elements this time.
+// Returns false if all elements must be assigned again. A short step that is not yet whole may get other
+// elements this time.
 bool Loader::go_on(const session::Assignment& to) {
   if (session::Assignment{team(), session_->sharding().shares} != to) return false;
   order_ = RoundRobin(to, batch_size_);
@@ -245,7 +246,7 @@ bool Loader::assign() {
   ++next_;
   if (at.position + 1 == batch_size_) {
     queue.publish(batch_size_);
-    enter(Activity::none);  // A span for each batch.
+    enter(Activity::none);  // Each batch gets a span of its own.
   } else {
     queue.fill(at.position + 1);
   }
@@ -263,7 +264,8 @@ bool Loader::has_room(int rank) const {
          (!with_step_ || attempt_reads());
 }
 
-// The host writes the next request between a word that is closed and the next one.
+// The host writes a request only while the word is closed: one that is read between two looks at the same
+// open attempt is whole.
 bool Loader::attempt_reads() const noexcept {
   const auto before = session_->word();
   const auto& request = session_->control().request;
@@ -409,7 +411,7 @@ void Loader::finish() {
         dropped_);
 }
 
-// Only a change is worth a look at the clock: there are many elements.
+// Reads the clock only at a change, because there are many elements.
 void Loader::enter(Activity activity) noexcept {
   if (activity != activities_.activity()) activities_.enter(activity, base::now_ns());
 }
@@ -417,7 +419,7 @@ void Loader::enter(Activity activity) noexcept {
 void Loader::run() {
   const auto& control = session_->control();
   while (control.stopping.load() == 0) {
-    // An attempt that this loader reads for ends by `finish`, and begins by `trigger`.
+    // An attempt advances `trigger` when it begins, and `finish` when it ends.
     const auto& change = with_step_ && !attempt_reads() ? control.trigger : control.finish;
     const auto seen = ipc::load(change);
     if (do_work()) continue;

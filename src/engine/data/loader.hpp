@@ -16,9 +16,9 @@
 //
 // In the queues each step takes as many batches of a rank as its share says. Where an epoch ends within a
 // step, and at the end of the data, the step is short: it gets its missing batches without elements. With
-// `drop_last` there are no short steps. The elements of a step that its epoch may not fill wait in memory of
-// the loader until all are there. If the epoch ends before, they are left out: they count as consumed by the
-// step that follows.
+// `drop_last` there are no short steps. If the epoch may end within a step, the step's elements wait in
+// memory of the loader until all are there. If the epoch ends before, they are left out: they count as
+// consumed by the step that follows.
 #pragma once
 
 #include <cstdint>
@@ -52,14 +52,14 @@ struct Loading {
 /// call it step by step.
 class Loader {
  public:
-  /// Assigns as the host asks (HostControl::assignment). `source` must not have been read. No attempt may be
-  /// open and no other loader may exist. Does not read, so that a slow source does not hold up the caller.
-  /// Throws SessionError when the host's assignment is impossible in this session or the session's state is
-  /// inconsistent, and what BatchSource::restore() throws.
+  /// Assigns as the host asks (HostControl::assignment). Does not read, so that a slow source does not hold
+  /// up the caller. Throws SessionError when the host's assignment is impossible in this session or the
+  /// session's state is inconsistent, and what BatchSource::restore() throws.
+  /// Requires: `source` has not been read, no attempt is open, and no other loader exists.
   Loader(std::unique_ptr<BatchSource> source, const session::LoaderView& view,
          const session::Manifest& manifest, const Loading& loading);
 
-  /// Does one of three things:
+  /// Does one of these:
   ///   - assigns one element, or reads one that waits for the others of its step;
   ///   - publishes a batch of a short step;
   ///   - reads past an element that was assigned or consumed before;
@@ -90,7 +90,7 @@ class Loader {
   /// What the queues hold of a step.
   struct StepInQueues {
     std::vector<std::uint64_t> rows;  ///< Elements of each rank of the team, in ascending order of ranks.
-    std::uint64_t elements = 0;       ///< Of all.
+    std::uint64_t elements = 0;       ///< Elements of all ranks.
     std::uint64_t left_out = 0;       ///< Elements of the source that were left out before it.
     bool whole = true;                ///< All batches of all ranks are published.
     bool is_short = false;            ///< A published batch is short.
@@ -111,7 +111,7 @@ class Loader {
   bool has_room(int rank) const;
   /// Whether an attempt is under way that takes elements from the source.
   bool attempt_reads() const noexcept;
-  /// Begins a step, unless elements of it must be read or left out first: does one of these then.
+  /// Begins a step; or, if elements must be read or left out first, does one of these instead.
   bool begin_step();
   void hold_next();
   void leave_out(std::size_t held);

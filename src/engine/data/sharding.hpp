@@ -40,7 +40,7 @@ constexpr int rank_of(std::uint64_t number, session::RankMask team) {
 class RoundRobin {
  public:
   RoundRobin() = default;
-  /// There must be a rank in the team, and each must compute at least one micro-batch in a step.
+  /// Requires: the team has a rank, and each of its ranks computes at least one micro-batch in a step.
   RoundRobin(const session::Assignment& to, std::uint64_t batch_size);
 
   Place place_of(std::uint64_t index) const noexcept;
@@ -89,9 +89,9 @@ constexpr std::uint64_t batches_ahead(int prefetch, int batch_size_per_device) {
   return (ahead + batch_size - 1) / batch_size;
 }
 
-/// Slots in the queue of a rank: those of the current step, which are released only at its commit, those of
-/// the last one if it is kept, and enough for `prefetch` elements on top. `micro_batches`: the most that a
-/// rank can have in a step.
+/// Slots in the queue of a rank: for the current step, which releases its slots only at its commit; for the
+/// last step if it is kept; and for `prefetch` elements on top. `micro_batches` is the most that a rank can
+/// have in a step.
 constexpr std::uint64_t batch_slots(int micro_batches, int prefetch, int batch_size_per_device,
                                     bool keeps_last_step = false) {
   return static_cast<std::uint64_t>(micro_batches) * (keeps_last_step ? 2 : 1) +

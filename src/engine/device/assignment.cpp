@@ -132,8 +132,8 @@ Assignment on_tpu_chips(Config config, int chips) {
   return assignment;
 }
 
-/// Nothing is counted: without a TPU torch_xla's device is the CPU, unless PJRT_DEVICE says otherwise, and
-/// any number of runners can have one; accelerators are known to torch alone, in the runners.
+/// Devices are not counted. Without a TPU, torch_xla's device is the CPU unless PJRT_DEVICE says otherwise,
+/// and any number of runners can have one. Only torch knows accelerators, in the runners.
 Assignment uncounted(Config config, const char* each) {
   if (config.nprocs == one_per_device) config.nprocs = Config{}.nprocs;
   std::vector<std::string> ranks(static_cast<std::size_t>(config.nprocs), each);

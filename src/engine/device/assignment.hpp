@@ -26,9 +26,8 @@ bool leaves_devices_open(const Config& config);
 /// config::validate().
 Assignment assign_devices(const Config& config, const Machine& machine);
 
-/// Why the gradients of that rank go through the session, and not over NCCL; empty if its GPU can be in a
-/// team: at least two ranks have a whole GPU of their own, and this is one of them. Depends on its arguments
-/// alone.
+/// Why the gradients of `rank` go through the session, and not over NCCL; empty if its GPU can be in a team:
+/// at least two ranks have a whole GPU of their own, and this is one of them. Depends on its arguments alone.
 std::string why_in_no_team(const Config& assigned, int rank);
 
 }  // namespace accelmgr::device

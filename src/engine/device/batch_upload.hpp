@@ -1,6 +1,6 @@
 // Copies micro-batches to a device while the one before computes.
 //
-//   host             writes slot 0 .. writes slot 1 .. awaits copied[0], writes slot 0 ..
+//   runner's thread  writes slot 0 .. writes slot 1 .. awaits copied[0], writes slot 0 ..
 //   copy stream      copies slot 0 | copied[0] .. copies slot 1 | copied[1]
 //   compute stream   waits for copied[0], computes .. waits for copied[1], computes
 #pragma once
@@ -35,14 +35,15 @@ class BatchUpload {
   BatchUpload(const BatchUpload&) = delete;
   BatchUpload& operator=(const BatchUpload&) = delete;
 
-  /// At least `bytes` of host memory for what the next load() copies. Waits until the device has read what
+  /// At least `bytes` of CPU memory for what the next load() copies. Waits until the device has read what
   /// lay there before. nullopt if the sink no longer wants the attempt.
   std::optional<std::span<std::byte>> stage(std::size_t bytes);
 
   /// Queues copies of the staged memory. Work that is queued on the compute stream from now on begins after
-  /// them. They wait for nothing, so that they pass work that is queued already: their targets must be new.
+  /// them. The copies wait for nothing and may overtake work that is queued already.
+  /// Requires: no work that is queued uses their targets.
   void load(std::span<const Part> parts);
-  /// The same for targets that work on the compute stream may still use: the copies come after it.
+  /// As load(), for targets that work on the compute stream may still use: the copies come after that work.
   void load_behind(std::span<const Part> parts);
 
  private:
@@ -68,7 +69,7 @@ class Results {
  public:
   struct Part {
     const std::byte* from = nullptr;
-    std::size_t offset = 0, bytes = 0;  ///< In the host's memory.
+    std::size_t offset = 0, bytes = 0;  ///< In CPU memory.
   };
 
   Results(Device& device, StreamHandle compute) : device_(device), compute_(compute) {}
@@ -76,14 +77,15 @@ class Results {
   Results(const Results&) = delete;
   Results& operator=(const Results&) = delete;
 
-  /// Queues the copies behind the work of the compute stream. The memory that it returns, at least `bytes`,
-  /// has the values when that stream is done; it stays until the next call.
+  /// Queues the copies behind the work of the compute stream. Returns at least `bytes` of memory, which has
+  /// the values when that stream is done and stays until the next call.
   std::span<const std::byte> read(std::span<const Part> parts, std::size_t bytes);
 
  private:
   Device& device_;
   StreamHandle compute_;
-  /// The last one is used. An attempt that was left may still write to those before, which were too small.
+  /// Only the last one is used. An attempt that was left may still write to earlier ones, which were too
+  /// small.
   std::vector<std::unique_ptr<PinnedPages>> pages_;
 };
 

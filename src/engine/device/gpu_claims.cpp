@@ -35,7 +35,8 @@ bool bind_name(int socket, const std::string& uuid) {
   throw SystemError(fmt::format("claiming {}", uuid), errno);
 }
 
-/// The process that has the socket of that inode open, in words. Those of other users do not show theirs.
+/// The process that has the socket of that inode open, in words. Processes of other users do not show their
+/// sockets.
 std::string owner_of(const std::string& inode) {
   const auto wanted = fmt::format("socket:[{}]", inode);
   std::error_code ignored;  // A process may end meanwhile. The ++ of a range-for would throw then.
@@ -79,7 +80,7 @@ GpuClaims::GpuClaims(const Config& assigned) {
     if (uuid == "cpu") continue;
     base::UniqueFd socket(::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
     if (!socket) throw SystemError("socket", errno);
-    // In order, and no further: of managers that begin at once, one gets what it needs.
+    // In order, up to the first failure: of several managers that start at once, one gets what it needs.
     if (!bind_name(socket.get(), uuid)) {
       missed_ = uuid;
       return;

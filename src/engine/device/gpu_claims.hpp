@@ -1,7 +1,7 @@
 // Which GPUs of this machine have a session. A manager claims those of its runners, so that another one does
 // not compute there too. A claim is a socket with the GPU's UUID as its name in the kernel's abstract
 // namespace: it ends with its process, however that ends, and leaves no file. Containers with networks of
-// their own do not see each other's.
+// their own do not see each other's claims.
 #pragma once
 
 #include <map>
@@ -23,8 +23,8 @@ class GpuClaims {
   /// Throws SystemError.
   explicit GpuClaims(const Config& assigned);
 
-  /// The UUID of a GPU that another process has claimed; those behind it in order are not claimed then.
-  /// Empty: all are.
+  /// The UUID of a GPU that another process has claimed; the GPUs after it are not claimed then. Empty: all
+  /// are claimed.
   const std::string& missed() const noexcept { return missed_; }
   std::vector<int> sockets() const;
 

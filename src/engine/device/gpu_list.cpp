@@ -28,8 +28,8 @@ constexpr const char* visibility = "CUDA_VISIBLE_DEVICES";
 
 [[noreturn]] void answer(int socket, pid_t parent, const DriverQuestion& question, bool all) {
   ipc::die_with(parent);
-  // A driver may keep this child in the kernel for good. What it holds open then must not keep others
-  // waiting.
+  // A driver may keep this child in the kernel for ever. Its open descriptors must not keep others waiting
+  // then.
   if (socket > 3) close_range(3, static_cast<unsigned>(socket) - 1, 0);
   close_range(static_cast<unsigned>(socket) + 1, UINT_MAX, 0);
   if (all) unsetenv(visibility);

@@ -28,8 +28,8 @@ struct SlicedGpu {
 };
 
 struct Gpus {
-  /// What CUDA_VISIBLE_DEVICES leaves: first what CUDA shows, by its numbers there, then what other processes
-  /// can compute on.
+  /// The GPUs that CUDA_VISIBLE_DEVICES leaves: first those that CUDA shows this process, by their numbers,
+  /// then those on which only other processes can compute.
   std::vector<Gpu> visible;
   std::string why_none;             ///< Why `visible` is empty, in words.
   std::vector<SlicedGpu> sliced{};  ///< Also those that are not visible. Empty without NVML.
@@ -46,14 +46,13 @@ struct DriverQuestion {
   std::string nvml = "libnvidia-ml.so.1";
   double timeout_s = timing::driver_answer_s;
   std::filesystem::path root = "/";  ///< Of /dev, /proc and /sys.
-  std::vector<std::string> named{};  ///< `runners.devices`. Where nothing lists slices, one that it names is
-                                     ///< taken to be there.
+  std::vector<std::string> named{};  ///< `runners.devices`: lists the slices where nothing else does.
 };
 
 /// Lists the GPUs of this process's environment. A child process asks the driver, so this process has neither
 /// the driver nor a context in it afterwards, and a driver that hangs or crashes ends the child alone. Call
 /// it while this process has one thread. Blocks for at most twice the timeout, and moments more. Throws
-/// SystemError if there can be no child.
+/// SystemError if no child can be forked.
 Gpus list_gpus(const DriverQuestion& question = {});
 
 /// As list_gpus().

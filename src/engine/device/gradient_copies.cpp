@@ -211,7 +211,7 @@ void GradientCopies::hand_over(const Bucket& bucket) {
   if (!arrived_.empty()) sink_.arrived(arrived_);
 }
 
-// Parameters that the first attempt did not use come last: what waits for them waits until finish().
+// Parameters that the first attempt did not use come last: their buckets wait until finish().
 void GradientCopies::keep_order() {
   auto order = order_;
   for (std::size_t i = parameters_.size(); i-- > 0;)

@@ -4,14 +4,14 @@
 //   copy stream                  waits for ready[0], copies 0 and 1 | arrived[0], waits for ready[1] ..
 //   runner's thread              finish(): awaits arrived[0], hands over 0 and 1, .. awaits computed, votes
 //
-// W is a kernel that completes a gradient, "|" the record of an event. The next attempt awaits what one that
-// was left has queued.
+// W is a kernel that completes a gradient, "|" the record of an event. The next attempt waits for the work of
+// an attempt that was left.
 //
 // Gradients travel in buckets, in the order in which they became ready in the first attempt. The values go
-// straight to the slab; for one of bfloat16 the replica rounds them on the device (rounds()). If the slab
-// cannot be registered, and once a parameter is unfrozen, they go to staging memory as they are, and the sink
-// captures them from there. Either way they are rounded once, after the sum over the micro-batches, where a
-// replica in host memory rounds after each.
+// straight to the slab; for a bfloat16 slab the replica rounds them on the device (rounds()). If the slab
+// cannot be registered, or once a parameter is unfrozen, they go unrounded to staging memory, and the sink
+// captures them from there. Either way they are rounded once, after the sum over the micro-batches; a replica
+// in CPU memory rounds after each one.
 //
 // In a team, the devices sum up their gradients first, and each copies its shards only (gradient_shards.hpp).
 #pragma once
@@ -45,26 +45,29 @@ class GradientCopies {
   GradientCopies& operator=(const GradientCopies&) = delete;
 
   /// From the next attempt on, the ranks of `team` sum up their gradients with `collectives`, which outlive
-  /// this or the next call of join() or leave(). All of them join, and none while an attempt is under way.
+  /// this or the next call of join() or leave().
+  /// Requires: all of them join; no attempt is under way.
   void join(DeviceCollectives& collectives, session::RankMask team);
   /// From the next attempt on, this rank is alone again, as it is in the beginning.
   void leave();
 
-  /// Forgets the gradients of the attempt before. If that one was left, what it has queued is awaited: it may
-  /// take as long as if it had not been left, and what takes longer hangs. Returns false if the sink does not
-  /// want this attempt meanwhile; the gradients of the other must stay until the next call then.
+  /// Forgets the gradients of the attempt before. If that attempt was left, waits for its queued work, which
+  /// has the same time limit as any other. Returns false if the sink stops wanting the new attempt meanwhile;
+  /// then the old gradients must stay until the next call.
   [[nodiscard]] bool begin_attempt();
   /// Whether written() takes the gradient of parameter `index` rounded to bfloat16 in this attempt: to
-  /// nearest even, and a complex number as two. Otherwise it has the dtype that the parameter has in runners.
+  /// nearest even, and a complex number as two. Otherwise it takes the dtype that the parameter has in
+  /// runners.
   bool rounds(std::size_t index) const;
   /// Work of the attempt is queued on the compute stream from now on.
   void begin_work() noexcept;
 
   /// The work queued on the compute stream so far completes the gradient of parameter `index` in this
   /// micro-batch: dense, row-major, the sum over the micro-batches of the attempt. `gradient` is memory of
-  /// the device, and stays unchanged until finish() returns unless a later micro-batch adds to it. Where more
-  /// work is queued already, `complete` happens when the gradient is: a graph that has been launched records
-  /// it. Throws ModelError if there is no such parameter, or if its bucket is on the way already.
+  /// the device, and stays unchanged until finish() returns unless a later micro-batch adds to it. If more
+  /// work is queued already, `complete` is an event that follows the gradient, for instance one that a
+  /// launched graph records. Throws ModelError if there is no such parameter, or if its bucket is on the way
+  /// already.
   void written(std::size_t index, const std::byte* gradient, const Event* complete = nullptr);
 
   /// Queues the remaining copies, waits until everything on the compute stream is done and all gradients are
@@ -120,7 +123,7 @@ class GradientCopies {
   Registration registration_;
   Stream copies_;
   Event computed_;
-  std::int64_t begun_ = 0;  ///< When the work began that is under way, in ns; 0: none is.
+  std::int64_t begun_ = 0;  ///< When the work under way began, in ns; 0: none is.
   std::vector<Parameter> parameters_;
   std::vector<Bucket> buckets_;
   std::vector<std::size_t> on_the_way_;   ///< Buckets whose copies are queued, in that order.

@@ -34,7 +34,7 @@ GradientShards::GradientShards(const Parts& parts, DeviceCollectives& collective
   make_room(most);
 }
 
-/// For shards of `bytes`.
+/// Allocates memory for shards of `bytes`.
 void GradientShards::make_room(std::uint64_t bytes) {
   if (bytes <= room_) return;
   sum_ = parts_.device.allocate(bytes);
@@ -102,7 +102,7 @@ bool GradientShards::queue_next(const Event* complete) {
   under_way_ = true;
   if (complete == nullptr) device.record(bucket.ready, parts_.compute);
   device.wait(stream, complete == nullptr ? bucket.ready : *complete);
-  // Gaps, padding and gradients that this rank does not have.
+  // Zeros for gaps, padding and gradients that this rank does not have.
   device.zero(gathered_.get(), each * static_cast<std::uint64_t>(collectives_.size()), stream);
   for (const auto i : plan_.tensors(queued_)) {
     const auto& entry = parts_.manifest.tensors[i];
@@ -129,7 +129,7 @@ bool GradientShards::finish() {
   for (const auto& bucket : buckets_) {
     if (!bucket.is_trained) continue;
     if (!collectives_.wait(bucket.arrived)) return false;
-    // While the next bucket is on the way. A rank without a shard says that it is of the team, too.
+    // While the next bucket is on the way. A rank without a shard calls it, too: it is in the team.
     parts_.sink.shard(team_, bucket.shard, parts_.memory + bucket.shard.first);
   }
   if (!collectives_.wait(computed_)) return false;

@@ -25,10 +25,11 @@
 
 namespace accelmgr::device {
 
-/// Used by one thread. What it is made of outlives it. Members throw DeviceError, and what the sink throws.
+/// Used by one thread. The constructor's arguments outlive it. Members throw DeviceError, and what the sink
+/// throws.
 class GradientShards {
  public:
-  /// What a GradientCopies has anyway.
+  /// Members of a GradientCopies.
   struct Parts {
     Device& device;
     const session::Manifest& manifest;
@@ -45,12 +46,12 @@ class GradientShards {
   GradientShards(const GradientShards&) = delete;
   GradientShards& operator=(const GradientShards&) = delete;
 
-  /// Ends what an attempt that was left has under way: aborts the communicator.
+  /// Aborts the communicator if an attempt that was left has work under way.
   void abandon() noexcept;
   /// Parts::memory is elsewhere from now on.
   void move(std::byte* memory) { parts_.memory = memory; }
 
-  // As those of GradientCopies.
+  // See GradientCopies.
   void begin_attempt();
   void written(std::size_t index, const std::byte* gradient, const Event* complete);
   bool finish();
@@ -83,8 +84,8 @@ class GradientShards {
   DeviceCollectives& collectives_;
   const session::RankMask team_;
   const session::ShardPlan plan_;
-  Memory gathered_;  ///< One bucket, padded to shards of one size. The copy stream uses it for one after the
-                     ///< other.
+  Memory gathered_;  ///< One bucket, padded to shards of one size. The copy stream uses it for one bucket
+                     ///< after the other.
   Memory sum_;       ///< One shard.
   std::uint64_t room_ = 0;  ///< Bytes of the longest shard for which there is room.
   Event computed_;

@@ -50,8 +50,8 @@ ParameterUpload::ParameterUpload(Device& device, const session::Manifest& manife
 
 ParameterUpload::~ParameterUpload() { device_.settle(copies_.get()); }
 
-// Runners map it read-only, and CUDA registers that only for a device that reads. A driver that cannot
-// register it at all still copies from it, by way of a buffer of its own: at an eighth of the speed.
+// Runners map the master read-only, and CUDA registers such memory only for reading. A driver that cannot
+// register it still copies from it through a buffer of its own, at an eighth of the speed.
 void ParameterUpload::register_master() {
   std::vector<std::span<std::byte>> ranges;
   for (const auto& copy : all_)

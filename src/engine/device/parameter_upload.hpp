@@ -29,8 +29,8 @@ std::vector<std::span<std::byte>> merge_pages(std::vector<std::span<std::byte>> 
 class ParameterUpload {
  public:
   /// `places` are those of Replica::bind(). `targets` has memory of the device for each parameter that has
-  /// its own memory, row-major, and null for one that shares another's. Says Sink::built(), because to
-  /// register the pages of all parameters takes long.
+  /// its own memory, row-major, and null for one that shares another's. Calls Sink::built() before it
+  /// registers the pages of all parameters, which takes long.
   ParameterUpload(Device& device, const session::Manifest& manifest, std::span<const replica::Place> places,
                   std::span<std::byte* const> targets, replica::Sink& sink, StreamHandle compute);
   ~ParameterUpload();
@@ -38,15 +38,17 @@ class ParameterUpload {
   ParameterUpload& operator=(const ParameterUpload&) = delete;
 
   /// From now on, load() shares the work with the other ranks of `collectives`, which outlive this or the
-  /// next call of join() or leave(). All of them join, and all of them call load() in the same attempts.
+  /// next call of join() or leave().
+  /// Requires: all of them join, and call load() in the same attempts.
   void join(DeviceCollectives& collectives);
   /// From now on, load() copies everything itself, as in the beginning.
   void leave();
 
-  /// Queues the copies of what the sink says is stale. Work that is queued on the compute stream from now on
-  /// begins after them; what is queued already must not need the parameters any more. Returns at once. In a
-  /// team it may wait for the others; the communicator is aborted if nobody wants that any more, and the
-  /// parameters on the device are undefined until the next load().
+  /// Queues copies of the parameters that the sink calls stale. Work that is queued on the compute stream
+  /// from now on begins after them. Returns at once, except in a team, where it may wait for the others; if
+  /// nobody wants the parameters any more, the communicator is aborted, and the parameters on the device are
+  /// undefined until the next load().
+  /// Requires: work that is queued already does not need the parameters.
   void load();
 
  private:

@@ -22,7 +22,7 @@ void add(Gpus& gpus, const Gpu& gpu) {
   if (!is_listed(gpus, gpu.uuid)) gpus.visible.push_back(gpu);
 }
 
-/// What programs can compute on there.
+/// The devices of this GPU that programs can compute on.
 std::vector<Gpu> usable(const NvmlGpu& gpu) { return gpu.is_sliced ? gpu.slices : std::vector{gpu.whole}; }
 
 std::vector<Gpu> all_of(const std::vector<NvmlGpu>& machine) {

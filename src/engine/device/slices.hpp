@@ -1,5 +1,6 @@
 // Slices of GPUs (MIG). The CUDA driver shows a process one slice at most, and no whole GPU beside it, though
-// each of several processes can have another one. So slices are listed by NVML, or taken to be there by name.
+// each of several processes can have another one. So NVML lists the slices, or those that are named are taken
+// to be there.
 #pragma once
 
 #include <optional>
@@ -21,14 +22,14 @@ struct NvmlGpu {
 /// Whether `text` is the beginning of `uuid`, in any case of letters.
 bool begins(const std::string& uuid, std::string_view text);
 
-/// Adds to what CUDA shows the slices, and the whole GPUs beside them, that other processes could be shown.
-/// `entries`: what CUDA_VISIBLE_DEVICES names, or nullopt if it is not set. Adds nothing where no MIG mode is
-/// on, or where CUDA shows nothing; then `why_none` also tells of GPUs that lack slices.
+/// Adds the slices, and the whole GPUs beside them, that CUDA could show to other processes. `entries`: what
+/// CUDA_VISIBLE_DEVICES names, or nullopt if it is not set. Adds nothing where no MIG mode is on, or where
+/// CUDA shows nothing; then `why_none` also tells of GPUs that lack slices.
 void add_slices(Gpus& gpus, const std::vector<NvmlGpu>& machine,
                 const std::optional<std::vector<std::string>>& entries);
 
-/// Adds the slices among `names` that are not listed, as they may be there, unless CUDA shows nothing. An
-/// abbreviated UUID names none.
+/// Adds the slices among `names` that are not listed, because they may be there; adds none if CUDA shows
+/// nothing. An abbreviated UUID names no slice.
 void add_named_slices(Gpus& gpus, const std::vector<std::string>& names);
 
 /// Why programs cannot compute on the whole GPU, and what would be right.

@@ -36,8 +36,8 @@ bool TeamMember::join(const session::TeamId& id, session::RankMask ranks, int ra
   return true;
 }
 
-// The others have left, too, or are gone. So the communicator is aborted: to leave it in peace all would have
-// to be there.
+// The others have left, too, or are gone. So the communicator is aborted: an orderly end would need all of
+// them.
 void TeamMember::end_team() {
   if (collectives_) collectives_->abort();
   gradients_.leave();
@@ -45,7 +45,7 @@ void TeamMember::end_team() {
   collectives_.reset();
 }
 
-// A peer that has died may have broken this device. That is told here, not by the next attempt.
+// A peer that has died may have broken this device. Report it here, not in the next attempt.
 void TeamMember::leave() {
   if (!collectives_) return;
   end_team();

@@ -1,5 +1,5 @@
-// The part of a device in a team: what a replica on the transport of this floor has beside its gradients and
-// parameters. It makes the communicator of a team, and has them use it.
+// A device's membership in teams, for a replica on the transport of this floor: makes the communicator of a
+// team, and has gradients and parameters use it.
 #pragma once
 
 #include <optional>
@@ -14,7 +14,7 @@
 
 namespace accelmgr::device {
 
-/// Used by one thread. What it is made of outlives it. Members throw DeviceError.
+/// Used by one thread. The constructor's arguments outlive it. Members throw DeviceError.
 class TeamMember final : public replica::TeamMember {
  public:
   /// `timeout_s`: a wait for the other ranks in an attempt that takes longer means that the team hangs.

@@ -13,7 +13,6 @@
 #include "base/log.hpp"
 #include "base/timing.hpp"
 #include "engine/manager/interpreter.hpp"
-#include "engine/manager/process.hpp"
 #include "engine/manager/role.hpp"
 #include "engine/protocol/messages.hpp"
 #include "engine/runner/process.hpp"

@@ -6,6 +6,7 @@
 
 #include "accelmgr/config.hpp"
 #include "base/ipc/fork_server_client.hpp"
+#include "base/unique_fd.hpp"
 
 namespace accelmgr::manager {
 
@@ -18,5 +19,8 @@ ipc::ForkServerClient fork_first_server(const Config& config, int host_pidfd,
 /// Starts a fork server by exec: a fork of this process would copy locks that its other threads hold. Throws
 /// SystemError, SessionError.
 ipc::ForkServerClient execute_fork_server(const Config& config, int host_pidfd);
+
+/// Runs the fork server process that execute_fork_server() has started. `socket` leads to the manager.
+[[noreturn]] void run_fork_server(base::UniqueFd socket);
 
 }  // namespace accelmgr::manager

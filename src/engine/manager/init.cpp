@@ -12,6 +12,7 @@
 #include "base/ipc/roles.hpp"
 #include "base/ipc/zygote.hpp"
 #include "base/log.hpp"
+#include "engine/manager/fork_servers.hpp"
 #include "engine/manager/interpreter.hpp"
 #include "engine/manager/process.hpp"
 #include "engine/manager/role.hpp"

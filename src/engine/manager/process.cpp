@@ -1,13 +1,12 @@
 #include "engine/manager/process.hpp"
 
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <boost/asio/io_context.hpp>
-#include <boost/asio/post.hpp>
-#include <deque>
+#include <cerrno>
 #include <iterator>
-#include <mutex>
 #include <optional>
 #include <tuple>
 #include <vector>
@@ -20,6 +19,7 @@
 #include "base/exception_text.hpp"
 #include "base/ipc/fork_server_client.hpp"
 #include "base/ipc/process.hpp"
+#include "base/ipc/socket.hpp"
 #include "base/ipc/user_forks.hpp"
 #include "base/log.hpp"
 #include "base/timing.hpp"
@@ -27,9 +27,8 @@
 #include "engine/manager/checkpoint_writer.hpp"
 #include "engine/manager/chosen_devices.hpp"
 #include "engine/manager/fork_servers.hpp"
-#include "engine/manager/host_connection.hpp"
-#include "engine/manager/host_link.hpp"
 #include "engine/manager/interpreter.hpp"
+#include "engine/manager/lease.hpp"
 #include "engine/manager/session_owner.hpp"
 #include "engine/manager/supervisor.hpp"
 #include "engine/protocol/messages.hpp"
@@ -78,45 +77,50 @@ device::GpuClaims claims_of_session(const Config& config) {
   }
 }
 
+/// The host of this manager.
+struct Host {
+  int socket;
+  int pidfd;
+  bool is_gone() const noexcept { return ipc::is_closed(socket) || ipc::has_ended(pidfd); }
+};
+
+/// Checks getppid() after opening the pidfd: the pid alone could be another process's by now.
+base::UniqueFd pidfd_of_parent(int socket) {
+  ucred host{};
+  socklen_t size = sizeof host;
+  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &host, &size) != 0)
+    throw SystemError("asking the socket for the host's pid", errno);
+  auto pidfd = ipc::open_pidfd(host.pid);
+  if (getppid() != host.pid) throw SessionError("the host ended before the manager began");
+  return pidfd;
+}
+
 /// Runs the supervisor, then ends the process without unwinding: other threads still use what is on this
 /// stack. Throws only before it has started threads itself.
 [[noreturn]] void supervise(const Config& config, const SessionOwner& owner, const data::Loader& loader,
-                            ipc::ForkServerClient fork_server, HostLink& host, Image image,
-                            StartOrder order) {
+                            ipc::ForkServerClient fork_server, Host host, Image image, StartOrder order) {
   boost::asio::io_context loop;
-  HostConnection* told = nullptr;
-  std::mutex mutex;
-  std::deque<protocol::Saved> outcomes;
-  const auto tell_of_outcomes = [&] {
-    const std::lock_guard lock(mutex);
-    for (; !outcomes.empty(); outcomes.pop_front()) told->tell(std::move(outcomes.front()));
-  };
-  CheckpointWriter writer(config.checkpoint, owner.checkpoint_view(), [&](protocol::Saved saved) {
-    const std::lock_guard lock(mutex);
-    outcomes.push_back(std::move(saved));
-    boost::asio::post(loop, tell_of_outcomes);
-  });
+  std::optional<Lease> lease;
+  CheckpointWriter writer(config.checkpoint, owner.checkpoint_view(),
+                          [&](protocol::Saved saved) { lease->saved(std::move(saved)); });
   Supervisor supervisor(
       loop, config, owner.view(), owner.manifest(), std::move(fork_server),
       [&] {
         if (image == Image::forked) throw SessionError("only the host can fork another one: refresh()");
-        return execute_fork_server(config, host.pidfd());
+        return execute_fork_server(config, host.pidfd);
       },
       [&] { return loader.reading(); });
-  HostConnection connection(loop, host, owner.view(), supervisor,
-                            {.stop = [&] { loop.stop(); },
-                             .closed = [&] { loop.stop(); },
-                             .ended = [&] { loop.stop(); },
-                             .save = [&](protocol::Save save) { writer.write(std::move(save)); }});
-  told = &connection;
-  supervisor.report_to({&host});
+  lease.emplace(loop, owner.view(), supervisor, config.checkpoint.directory, Tenure::of_host,
+                Lease::Events{.save = [&](protocol::Save save) { writer.write(std::move(save)); },
+                              .freed = [&] { loop.stop(); }});
+  lease->begin_with_host(base::duplicate(host.socket), base::duplicate(host.pidfd));
   try {
-    supervisor.start([&] { host.started(supervisor.started()); }, [] {}, order);
+    supervisor.start([&] { protocol::send_started(host.socket, supervisor.started()); }, [] {}, order);
     loop.run();
     if (!supervisor.has_started()) throw SessionError("the host ended while the runners started");
   } catch (...) {
     supervisor.end_runners();
-    fail(host.socket());
+    fail(host.socket);
   }
   const bool alone = host.is_gone();
   base::log().info("the runners are stopped: {}", alone ? "the host is gone" : "the host asked for it");
@@ -124,13 +128,13 @@ device::GpuClaims claims_of_session(const Config& config) {
   // The host bounds how long a stop may take. Without a host, nothing waits for a disk that hangs.
   while (!writer.finish(base::Deadline::in_seconds(timing::writer_look_s)) && !host.is_gone()) {
   }
-  tell_of_outcomes();  // The loop has ended.
+  lease->tell_of_saved();  // The loop has ended.
   ipc::exit_with_group(0);
 }
 
 [[noreturn]] void serve_host(int socket, base::UniqueFd host_pidfd, Image image) {
   base::start_logging("manager");
-  HostLink host(socket, std::move(host_pidfd));
+  if (!host_pidfd) host_pidfd = pidfd_of_parent(socket);
   const auto patience = base::Deadline::in_seconds(timing::first_words_s);
   const auto given = config::from_yaml(protocol::receive_configuration(socket, patience));
   auto offered = protocol::receive_begin(socket, patience);
@@ -142,7 +146,7 @@ device::GpuClaims claims_of_session(const Config& config) {
   // Runners can be forked from this fork server: no code of the user has run, and there is no second thread.
   auto not_for_runners = chosen ? chosen->claims.sockets() : std::vector<int>();
   not_for_runners.push_back(socket);
-  auto fork_server = fork_first_server(config, host.pidfd(), not_for_runners);
+  auto fork_server = fork_first_server(config, host_pidfd.get(), not_for_runners);
   base::log().info("the manager (pid {}) begins; its fork server is process {}", getpid(), fork_server.pid());
   ipc::default_in_forks(ipc::signals_of_host);
   call_at_begin();
@@ -167,7 +171,7 @@ device::GpuClaims claims_of_session(const Config& config) {
   try {
     // Forks of the host have its model: they make none.
     const auto order = takes_over && image == Image::forked ? StartOrder::at_once : StartOrder::by_rank;
-    supervise(config, owner, loader, std::move(fork_server), host, image, order);
+    supervise(config, owner, loader, std::move(fork_server), {socket, host_pidfd.get()}, image, order);
   } catch (...) {
     fail(socket);
   }

@@ -15,7 +15,4 @@ enum class Image {
 /// the host. If `host_pidfd` is empty, the pidfd is obtained from the socket.
 [[noreturn]] void run(base::UniqueFd socket, base::UniqueFd host_pidfd = {}, Image image = Image::executed);
 
-/// Runs the fork server process that a manager executes to replace a lost one. `socket` leads to the manager.
-[[noreturn]] void run_fork_server(base::UniqueFd socket);
-
 }  // namespace accelmgr::manager

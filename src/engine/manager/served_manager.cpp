@@ -45,7 +45,7 @@ void ServedManager::start(Events events) {
       [this] { return execute_fork_server(chosen_.config, self_.get()); },
       [this] { return loader_->reading(); });
   first_fork_server_.reset();
-  lease_.emplace(loop_, owner_->view(), *supervisor_, chosen_.config.checkpoint.directory,
+  lease_.emplace(loop_, owner_->view(), *supervisor_, chosen_.config.checkpoint.directory, Tenure::of_service,
                  Lease::Events{.save = [this](protocol::Save save) { writer_->write(std::move(save)); },
                                .freed = std::move(events.freed),
                                .saved = std::move(events.saved)});

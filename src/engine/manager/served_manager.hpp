@@ -12,7 +12,7 @@
 #include "base/unique_fd.hpp"
 #include "engine/manager/checkpoint_writer.hpp"
 #include "engine/manager/chosen_devices.hpp"
-#include "engine/manager/host_lease.hpp"
+#include "engine/manager/lease.hpp"
 #include "engine/manager/session_owner.hpp"
 #include "engine/manager/supervisor.hpp"
 

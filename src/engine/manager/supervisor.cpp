@@ -416,7 +416,7 @@ void Supervisor::look() {
 }
 
 void Supervisor::send_notices() {
-  for (auto* driver : drivers_) driver->send_notices(view_);
+  for (auto* driver : drivers_) driver->send_notices();
 }
 
 /// A runner that was asked to end, or killed, may not have ended.

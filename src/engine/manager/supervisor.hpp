@@ -42,7 +42,7 @@
 #include "base/unique_fd.hpp"
 #include "engine/data/reading.hpp"
 #include "engine/manager/descriptor_watch.hpp"
-#include "engine/manager/host_link.hpp"
+#include "engine/manager/driver.hpp"
 #include "engine/manager/restart_policy.hpp"
 #include "engine/manager/source_watch.hpp"
 #include "engine/manager/watchdog.hpp"
@@ -90,7 +90,7 @@ class Supervisor {
   protocol::Started started() const;
 
   /// From now on those who drive the session get a notice of each new runner and fork server.
-  void report_to(std::vector<HostLink*> drivers) noexcept { drivers_ = std::move(drivers); }
+  void report_to(std::vector<Driver*> drivers) noexcept { drivers_ = std::move(drivers); }
   /// Makes the ranks 0 to `ranks` - 1 the team.
   protocol::Resized resize(int ranks);
   /// Looks at processes and deadlines, as it does by itself every timing::supervisor_look_ns.
@@ -197,7 +197,7 @@ class Supervisor {
   Clock clock_;
   std::function<void()> ready_, gave_up_;
   StartOrder order_ = StartOrder::by_rank;
-  std::vector<HostLink*> drivers_;
+  std::vector<Driver*> drivers_;
 
   boost::asio::steady_timer ticker_;
   std::unique_ptr<Watch> fork_server_watch_, fork_server_end_;

@@ -111,7 +111,7 @@ void shorten(json& value, std::size_t most) {
   value.push_back(fmt::format("and {} more", left_out));
 }
 
-/// The text of a packet, shortened until one can hold it: an error may quote what is as long as it likes.
+/// The text of a packet, shortened until it fits into one: an error may quote texts of any length.
 std::string text_of_packet(json value) {
   auto text = base::json_text(value);
   for (auto most = ipc::max_packet_bytes / 2; text.size() > ipc::max_packet_bytes && most > 0; most /= 2) {
@@ -121,8 +121,7 @@ std::string text_of_packet(json value) {
   return text;
 }
 
-Packet pack(const Stop&) { return {{{"type", "Stop"}}}; }
-Packet pack(const Detach&) { return {{{"type", "Detach"}}}; }
+Packet pack(const Leave&) { return {{{"type", "Leave"}}}; }
 Packet pack(const Resize& resize) { return {{{"type", "Resize"}, {"ranks", resize.ranks}}}; }
 Packet pack(const Save& save) {
   Packet packet{{{"type", "Save"}, {"step", save.step}},
@@ -155,10 +154,9 @@ Received request_of(ipc::Message& message, std::uint64_t lease) {
   if (const auto stated = fields.has("lease") ? fields.number<std::uint64_t>("lease") : 0; stated != lease)
     throw SessionError(fmt::format("a request of the host with lease {}, which is not that of this host ({})",
                                    stated, lease));
-  if (type == "Stop") return Stop{};
-  if (type == "Detach") return Detach{};
+  if (type == "Leave") return Leave{};
   if (type == "Resize") return Resize{fields.number<int>("ranks", 1, session::max_ranks)};
-  if (type != "Save") fields.refuse("type", "Stop, Detach, Resize or Save");
+  if (type != "Save") fields.refuse("type", "Leave, Resize or Save");
   Save save;
   save.step = fields.number<std::uint64_t>("step");
   save.missing = message.missing;
@@ -370,7 +368,7 @@ std::optional<Received> next_request(int socket, std::uint64_t lease) {
   if (!ipc::is_readable(socket)) return std::nullopt;
   try {
     auto message = ipc::receive_what_fits(socket, base::Deadline::at_ns(0));
-    if (!message) return Stop{};
+    if (!message) return Closed{};
     return request_of(*message, lease);
   } catch (const SessionError& error) {
     return Refused{error.what()};

@@ -7,12 +7,11 @@
 //   manager -> host    Assigned, if the session is new and the manager has chosen its devices
 //   manager -> host    Prepared, if the session is new
 //   host -> manager    acknowledges Prepared
-//   manager -> host    Started; Failed takes its place or that of an earlier one
-//   host -> manager    Requests, at any time; the last is Stop, or the end of the socket
+//   manager -> host    Started; or Failed, in its place or in the place of an earlier answer
+//   host -> manager    Requests, at any time; the last is Leave, or the end of the socket
 //   manager -> host    Notices, at any time; the host reads them when it next calls its manager
 //
-// A host that attaches to a service does not start the manager. It gets another beginning, and its last
-// request is Detach:
+// A host that attaches to a service does not start the manager. It gets another beginning:
 //
 //   manager -> host    Attached, with the session; then Started
 //
@@ -81,18 +80,18 @@ struct Attached {
   /// What an earlier host left half written when it ended: "process 7 (train.py) ended while it wrote
   /// parameters". Empty: nothing.
   std::string unfinished{};
-  /// For how many steps an earlier host or a client has not waited: GET /v1/pending tells of them. While they
-  /// are under way, the host waits. 0: there are none, or others were made since.
+  /// How many steps an earlier host or a client did not wait for; GET /v1/pending tells of them. The host
+  /// waits while they are under way. 0: there are none, or others were made since.
   int pending_steps = 0;
   std::vector<base::UniqueFd> session{};  ///< As session::Session::fds() returns them.
-  /// The last checkpoint, from which a host gets what the one before has saved beside the model: its path,
-  /// and its open files. Empty: there is none.
+  /// The last checkpoint: its path (empty: there is none), and its open files. A host reads there what the
+  /// previous host has saved beside the model.
   std::string checkpoint{};
   base::UniqueFd state{}, training{};
 };
 
 /// Counts the changes of these messages.
-inline constexpr std::uint64_t messages_version = 3;
+inline constexpr std::uint64_t messages_version = 4;
 /// A hash of the session's layout, messages_version and the version of accelmgr. A service and those who
 /// attach to it must have the same one.
 std::uint64_t build_fingerprint() noexcept;
@@ -125,10 +124,8 @@ std::variant<Assigned, Prepared, Started, Failed> receive_answer(int socket, bas
 void send_attached(int socket, const Attached& attached, const std::vector<int>& session);
 Attached receive_attached(int socket, base::Deadline deadline);
 
-struct Stop {};
-/// The host has given up its mappings of the session, and drives it no more. Only for hosts that have
-/// attached.
-struct Detach {};
+/// The host drives the session no more; one that has attached has given up its mappings.
+struct Leave {};
 /// The ranks 0 to `ranks` - 1 are to be the team.
 struct Resize {
   int ranks = 0;
@@ -140,17 +137,19 @@ struct Save {
   base::UniqueFd lock{};  ///< Keeps the directory locked while it is open, also after the host's end.
   std::string missing{};  ///< Not empty: the manager had too many open descriptors to receive these.
 };
-using Request = std::variant<Stop, Detach, Resize, Save>;
+using Request = std::variant<Leave, Resize, Save>;
 
-/// `lease`: that of a host that has attached; 0 for the host that started the manager. Throws SystemError
-/// (EPIPE) if the manager is gone, SessionError if it does not read for timing::send_s.
+/// `lease` is the number of an attached host's lease; 0 for the host that started the manager. Throws
+/// SystemError (EPIPE) if the manager is gone, SessionError if it does not read for timing::send_s.
 void send_request(int socket, const Request& request, std::uint64_t lease = 0);
 /// An invalid request, which was taken off the socket.
 struct Refused {
   std::string why;
 };
-using Received = std::variant<Stop, Detach, Resize, Save, Refused>;
-/// Does not block; nullopt if there is no request. The end of the socket is a Stop. A request that states
+/// The end of the socket.
+struct Closed {};
+using Received = std::variant<Leave, Closed, Resize, Save, Refused>;
+/// Does not block; nullopt if there is no request. A request that states
 /// another lease than `lease` is refused.
 std::optional<Received> next_request(int socket, std::uint64_t lease = 0);
 

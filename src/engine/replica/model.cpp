@@ -43,8 +43,8 @@ std::string text_of(DType dtype, std::span<const std::int64_t> shape) {
   return fmt::format("{} [{}]", name_of(dtype), fmt::join(shape, ", "));
 }
 
-/// In the session: a parameter keeps the order of its elements in memory, but no gaps. A frozen one that is
-/// expanded stays so.
+/// In the session a parameter keeps the order of its elements in memory, but no gaps. A frozen parameter that
+/// is expanded stays expanded.
 std::vector<std::int64_t> strides_of(const Tensor& parameter) {
   const auto stored =
       parameter.requires_grad ? parameter.shape : session::stored_shape(parameter.shape, parameter.strides);

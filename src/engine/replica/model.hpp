@@ -30,7 +30,8 @@ void check_same(const ModelTensors& model, const session::Manifest& manifest);
 std::vector<Place> places_of(std::byte* parameters, const session::Manifest& manifest);
 
 /// Copies the model's values into the master's parameters, if it has them, and into state copy 0: buffers of
-/// every rank, and of the result. Call it before runners start.
+/// every rank, and of the result.
+/// Requires: no runner has started.
 void store_initial(const ModelTensors& model, session::Session& session, const session::Manifest& manifest);
 
 /// Copy a model's working buffers to a copy of all buffers in the session, and back.

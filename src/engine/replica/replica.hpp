@@ -42,7 +42,7 @@ struct Tensor {
   std::uintptr_t identity = 0;          ///< Entries with the same value are one tensor under several names.
   bool requires_grad = true;            ///< For parameters only.
   bool persistent = true;               ///< Part of the state dict.
-  bool rounds = true;  ///< For parameters only: `runners.parameters: bf16` is for this one, too.
+  bool rounds = true;                   ///< For parameters only: `runners.parameters: bf16` rounds this one.
 };
 
 /// The tensors of a model, in its order. A tensor with several names has an entry for each. Parameters that
@@ -50,7 +50,7 @@ struct Tensor {
 struct Description {
   std::vector<Tensor> parameters{};
   std::vector<Tensor> buffers{};
-  bool has_values = true;  ///< false: the memory of parameters has none; the host has them.
+  bool has_values = true;  ///< false: parameters have no values here; the host has them.
 };
 
 /// A field of a micro-batch, row-major; dimension 0 is the batch. Its memory belongs to the queue: a replica
@@ -68,7 +68,7 @@ struct Place {
   std::vector<std::int64_t> strides{};  ///< In elements.
 };
 
-/// A copy of the parameters that the ranks of a team share, as one process has it mapped.
+/// A copy of the parameters that the ranks of a team share, as one process maps it.
 struct SharedParameters {
   std::vector<Place> read{};  ///< What a model computes with. What it writes there is undone, see WriteGuard.
   std::vector<Place> write{};  ///< The same memory, for an optimizer.
@@ -82,10 +82,10 @@ class Sink : public base::Waiter {
   /// first one in an attempt is stored, further ones are added. The gradient is copied before it returns.
   virtual void capture(std::size_t index, const void* gradient) = 0;
 
-  // Beside capture(), for a device that copies gradients itself: it registers slab() once, writes the whole
-  // gradient of the attempt (the sum over its micro-batches) to place_of(), tells when it is there, and how
-  // large it is: it is looked at where it is, and not again here. A parameter is given either way in an
-  // attempt, not both ways.
+  // Beside capture(), for a device that copies gradients itself. It registers slab() once, writes the whole
+  // gradient of the attempt (the sum over its micro-batches) to place_of(), and calls arrived() and
+  // magnitude(): the values are not read again here. In one attempt a parameter is given either way, not both
+  // ways.
 
   /// The memory in which all places lie. Empty if gradients can only be captured.
   virtual std::span<std::byte> slab() { return {}; }
@@ -95,33 +95,32 @@ class Sink : public base::Waiter {
   /// The gradients of these parameters are in their places.
   virtual void arrived(std::span<const std::size_t>) {}
   /// The largest magnitude of the gradient of parameter `index`, which arrives or has arrived: Inf or NaN if
-  /// a value of it is. Not called for one without elements.
+  /// one of its values is. Not called for a gradient without elements.
   virtual void magnitude(std::size_t, double) {}
 
   /// Whether parameter `index` may have a gradient in this attempt: it was not frozen at the start, or was
   /// unfrozen since. All ranks of an attempt have the same answer.
   virtual bool is_trained(std::size_t) { return true; }
 
-  /// Whether load_parameters() is to bring parameter `index` again: not one that is frozen and was not
-  /// written. All ranks of a team have the same answer.
+  /// Whether load_parameters() must copy parameter `index` again. False if it is frozen and was not written.
+  /// All ranks of a team have the same answer.
   virtual bool is_stale(std::size_t) { return true; }
 
-  /// The devices of `team` have summed up their gradients, and these bytes are a shard of the sum that this
-  /// rank has of it, as session::ShardPlan places it. They may be in their place already, and are copied
-  /// otherwise. In such an attempt all ranks of the team give all their shards, and nothing
-  /// by capture() or arrived().
+  /// The devices of `team` have summed up their gradients, and these bytes are one of this rank's shards of
+  /// the sum, as session::ShardPlan places it. They are copied unless they are in their place already. In
+  /// such an attempt all ranks of the team give all their shards, and do not call capture() or arrived().
   virtual void shard(session::RankMask, session::Bytes, const std::byte*) {}
 
-  /// bind() has moved the model to its device, and the host memory that the model was made in is free: the
+  /// bind() has moved the model to its device, and the CPU memory that the model was made in is free: the
   /// next rank may build. What follows, as registering pages, goes on meanwhile.
   virtual void built() {}
   /// Maps the file `memory`, which is laid out as the master's parameters. Call it once. Empty if a runner
   /// does not guard its parameters (`runners.protect_parameters`): others would see what a model writes.
   virtual SharedParameters share(base::UniqueFd /*memory*/) { return {}; }
-  /// The replica keeps the gradients of this attempt for apply(), and gives none to the sink; it has them
-  /// looked at, or tells their magnitude(), before collect() returns.
+  /// The replica keeps the gradients of this attempt for apply(), and gives none to the sink; it calls
+  /// look_at() or magnitude() for them before collect() returns.
   virtual bool keeps_gradients() { return false; }
-  /// Looks whether such a gradient is finite: as capture() does, which copies it.
+  /// Checks whether a gradient that the replica keeps is finite, as capture() does for one that it copies.
   virtual void look_at(std::size_t /*index*/, const void* /*gradient*/) {}
   /// The forward pass of a micro-batch is done; its backward pass begins.
   virtual void backward_begins() = 0;
@@ -133,17 +132,17 @@ class Sink : public base::Waiter {
   bool wanted() override = 0;
 };
 
-/// The part of a replica's device in a team of devices: its members sum up their gradients themselves, and
-/// bring the parameters to each other. Each has a replica of its own; all run the same attempts, and load
+/// The membership of a replica's device in a team of devices: members sum up their gradients themselves, and
+/// give each other the parameters. Each has a replica of its own; all run the same attempts, and load
 /// parameters in the same ones.
 class TeamMember {
  public:
   virtual ~TeamMember() = default;
-  /// What names a team. One member makes it, and all need it. Throws what a lost device throws.
+  /// Makes the id of a team. One member makes it, and all need it. Throws what a lost device throws.
   virtual session::TeamId make_id() = 0;
-  /// From the next attempt on, the device is one of those of `ranks`; it leaves its team before. Waits until
-  /// all have come. Returns false if the sink does not want the attempt any more. Throws if it is not done
-  /// within `timeout_s`, or cannot be done; the replica goes on without a team then.
+  /// Leaves the present team and joins the team of `ranks` from the next attempt on. Waits until all have
+  /// come. Returns false if the sink does not want the attempt any more. Throws if joining fails or takes
+  /// longer than `timeout_s`; the replica goes on without a team then.
   [[nodiscard]] virtual bool join(const session::TeamId& id, session::RankMask ranks, int rank,
                                   double timeout_s) = 0;
   /// From the next attempt on, the device is alone, as in the beginning. Abandons what the team
@@ -180,12 +179,12 @@ class Replica {
   /// The model's tensors with their initial values. Every call returns the same tensors.
   virtual Description describe() = 0;
 
-  /// In the manager, when the master has values: a data source that computes with the model is to see those.
-  /// `places` are as for bind(), and may only be read.
+  /// Called in the manager when the master has values, so that a data source that computes with the model
+  /// sees them. `places` are as for bind(), and may only be read.
   virtual void read_parameters(const session::Manifest&, std::span<const Place> /*places*/) {}
 
   /// Binds the replica to the master: from now on it uses the master's parameters and gives gradients to
-  /// `sink`. A replica in host memory uses the parameters where they lie; one on a device copies them in
+  /// `sink`. A replica in CPU memory uses the parameters where they lie; one on a device copies them in
   /// load_parameters(). The manifest lists each tensor of describe() once, in the same order; `places` has
   /// one entry for each of its parameters. Manifest, parameters and sink outlive the replica.
   virtual void bind(const session::Manifest& manifest, std::span<const Place> places, Sink& sink) = 0;
@@ -215,8 +214,9 @@ class Replica {
   /// Between two steps: makes the call that the host has left for it. The call's own errors are its result.
   virtual void call() {}
 
-  /// The part of the device in teams, which lives as long as the replica. Null: it has none. Throws
-  /// UsageError if what it takes is missing. Call it after bind().
+  /// The device's membership in teams, which lives as long as the replica. Null: it has none. Throws
+  /// UsageError if it needs something that is missing.
+  /// Requires: bind() was called.
   virtual TeamMember* team_member() { return nullptr; }
 
   /// Copies the working state (buffers, generators) to the session, and back.

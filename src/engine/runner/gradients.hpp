@@ -34,21 +34,21 @@ class Gradients {
   void arrived(std::span<const std::size_t> indices);
   /// The largest magnitude of the gradient of parameter `index`; infinite or NaN if a value of it is.
   void note(std::size_t index, double magnitude);
-  /// The same of a gradient that is not captured.
+  /// Calls note() for a gradient that is not captured.
   void look_at(std::size_t index, const void* gradient);
-  /// Takes a shard of the sum over a team, which may lie in its place already. Counts what it has a part of
-  /// as captured.
+  /// Takes a shard of the sum over a team, which may lie in its place already. Counts the parameters of which
+  /// it has a part as captured.
   void shard(const session::Bytes& shard, const std::byte* sums);
   /// See replica::Sink.
   bool is_trained(std::size_t index) const noexcept;
   /// Names of the parameters whose gradient was not finite in this attempt, in order of arrival.
   std::vector<std::string> nonfinite() const;
-  /// Of all gradients of this attempt.
+  /// The range of all gradients of this attempt.
   session::SumRange range() const noexcept { return range_; }
 
  private:
   const session::TensorEntry& entry_of(std::size_t index) const;
-  /// The same. Throws ModelError if the parameter is frozen, too.
+  /// As entry_of(), but also throws ModelError if the parameter is frozen.
   const session::TensorEntry& trained(std::size_t index) const;
   /// Tags the parameter with the attempt.
   void keep(std::size_t index);

@@ -31,7 +31,7 @@ void keep_freed_pages(const Config& config) {
     mallopt(M_ARENA_MAX, 1);
 }
 
-/// Opens its device while other ranks do that or build. Returns false if the manager is gone.
+/// Opens this rank's device while other ranks open theirs or build. Returns false if the manager is gone.
 bool open_and_wait(const Config& config, int rank, int lifeline) {
   replica::open_device(config, replica::Role::runner(rank));
   ipc::send(lifeline, said_opened);

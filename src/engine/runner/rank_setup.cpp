@@ -42,7 +42,7 @@ Config config_of_rank(const Config& assigned, int rank) {
 }
 
 void set_environment_of_rank(const Config& assigned, int rank) {
-  // cuBLAS reads it when its first handle is made, and is not deterministic without it.
+  // cuBLAS reads this variable when its first handle is made, and is not deterministic without it.
   if (assigned.deterministic && config_of_rank(assigned, rank).runners.device == Device::cuda)
     setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*replace=*/0);
   const auto& devices = assigned.runners.devices;

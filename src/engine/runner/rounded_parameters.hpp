@@ -20,7 +20,7 @@ class RoundedParameters {
   /// Throws SystemError or SessionError if there is no memory.
   RoundedParameters(const session::RunnerView& runner, const session::Manifest& manifest);
 
-  /// Of each parameter of the manifest. They have values after the first load().
+  /// The place of each parameter of the manifest. There are values after the first load().
   std::vector<replica::Place> places() const;
   /// The host has written parameters: rounds those that are stale again, to nearest even.
   void load(const std::function<bool(std::size_t)>& is_stale);
@@ -28,7 +28,7 @@ class RoundedParameters {
  private:
   const session::RunnerView& runner_;
   const session::Manifest& manifest_;
-  std::vector<std::uint64_t> offsets_;  ///< In memory_, of each parameter.
+  std::vector<std::uint64_t> offsets_;  ///< Of each parameter, in memory_.
   ipc::Mapping memory_;
 };
 

@@ -291,7 +291,7 @@ void Runner::update() {
   update_.finish_slice(rank_, attempt_, &helpers_);
 }
 
-// The mean is whole when the attempt is closed. The host changes it only when all have applied it.
+// The mean is whole when the attempt is closed. The host changes it only when all runners have applied it.
 void Runner::apply() {
   enter(Phase::update);
   const auto& finish = session_.control().finish;
@@ -334,8 +334,8 @@ bool Runner::refuse() {
   return false;
 }
 
-// Within a machine a member of the team that dies can break the devices of the others, and those may see that
-// before the supervisor has seen the death.
+// A member of the team that dies can break the devices of the others on its machine, and they may see that
+// before the supervisor sees the death.
 bool Runner::loses_a_member() {
   const auto goes_on = [&] {
     give_sign_of_life();
@@ -425,7 +425,7 @@ void Runner::compute() {
   if (ballot_.parameter_version != control.request.parameter_version)
     throw AttemptRefused{Reason::parameters_changed, "the parameters were written while the step began"};
   if (parameter_version_ != ballot_.parameter_version) load_parameters();
-  parameter_version_ = unknown_version;  // A device may load them with the first batch, or leave an upload.
+  parameter_version_ = unknown_version;  // A device may load them with the first batch, or abandon an upload.
   const auto begin = base::now_ns();
   const auto share = control.request.shares.of[rank_];
   for (std::uint32_t i = 0; i < share && !over(); ++i) {
@@ -472,7 +472,7 @@ void Runner::check_sums() {
   std::vector<std::string> names;
   for (const auto tensor : reduction_.nonfinite_sums(attempt_))
     names.push_back(manifest_.tensors[tensor].name);
-  if (keeps_gradients())  // Nothing is added. Which gradient it is, only the replica knows.
+  if (keeps_gradients())  // Nothing is added. Only the replica knows which gradient it is.
     found_nonfinite(true, "a gradient is finite, but not when it is divided by the weight of the step");
   else if (!names.empty())
     found_nonfinite(true,

@@ -124,7 +124,7 @@ class Runner final : private replica::Sink {
   session::RankMask populated_ = 0;   ///< Ranks whose slabs have their pages present in this process.
   std::uint64_t buffer_version_ = 0;  ///< The version of the buffers that was loaded last.
   std::uint64_t parameter_version_ = unknown_version;  ///< The version that the replica loaded last.
-  std::uint64_t frozen_version_ = 0;                   ///< The same of those that are frozen.
+  std::uint64_t frozen_version_ = 0;                   ///< The same for frozen parameters.
   bool frozen_are_stale_ = true;
   bool last_micro_batch_ = false;  ///< No micro-batch follows the one that runs.
   bool left_ = false;              ///< wanted() has told the replica to leave the attempt.

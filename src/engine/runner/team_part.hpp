@@ -1,6 +1,6 @@
-// The part of a runner in teams of devices: says whether its device can be in one, and follows the request of
-// each attempt (engine/session/device_team.hpp). A rank that cannot join refuses the attempt, not its own
-// life; the host has the next attempt reduced through the session.
+// A runner's membership in teams of devices: says whether its device can be in one, and follows the request
+// of each attempt (engine/session/device_team.hpp). A rank that cannot join refuses the attempt, but lives
+// on; the host has the next attempt reduced through the session.
 #pragma once
 
 #include <array>
@@ -32,7 +32,7 @@ class TeamPart {
   bool in_team() const noexcept { return team_ != 0; }
   /// The other members of the team that the supervisor has found to be lost since the attempt began.
   session::RankMask lost_members() const;
-  /// What the team has met in this attempt: an exception of the replica tells of that. Empty: nothing.
+  /// Why the team has failed in this attempt, as the replica's exception says. Empty: it has not.
   std::string failure() const { return under_way_ ? member_->failure() : std::string(); }
 
  private:
@@ -45,7 +45,7 @@ class TeamPart {
   session::RunnerView view_;
   session::TeamRecord& record_;
   replica::Sink& sink_;
-  double timeout_s_;  ///< To join.
+  double timeout_s_;  ///< For joining a team.
   replica::TeamMember* member_ = nullptr;
   session::RankMask team_ = 0;  ///< The team of this attempt; 0 if this rank is in none.
   std::array<std::uint32_t, session::max_ranks> generations_{};  ///< Of its members.

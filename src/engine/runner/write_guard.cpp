@@ -21,7 +21,8 @@
 namespace accelmgr::runner {
 namespace {
 
-// Of a parameter that was put back, relative to its largest element: two units in the last place of 16 bits.
+// The largest difference that counts as rounding in a parameter that was put back, relative to its largest
+// element: two units in the last place of 16 bits.
 constexpr double most_rounding = 1e-4, most_bfloat16_rounding = 1.0 / 64, most_float16_rounding = 1.0 / 512;
 
 enum Pages : int { shared, changing, own };

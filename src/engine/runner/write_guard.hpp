@@ -1,7 +1,7 @@
 // Models that move their parameters in forward() and put them back, as adversarial training does. Runners map
-// the parameters read-only that they share. At the first write in a micro-batch the runner gets a private
-// copy of the pages that it writes; after the micro-batch it reads the shared ones again. So a move is seen
-// by nobody else. One that was not taken back would be lost: it is an error.
+// the shared parameters read-only. At the first write in a micro-batch the runner gets a private copy of the
+// pages that it writes; after the micro-batch it reads the shared ones again. So nobody else sees a move. A
+// move that was not taken back would be lost: it is an error.
 #pragma once
 
 #include <string>
@@ -12,7 +12,8 @@
 namespace accelmgr::runner {
 
 /// Installs handlers for SIGSEGV and SIGBUS. Any fault outside the parameters has its default action. One in
-/// a process; `runner` and `manifest` must stay valid until it ends.
+/// a process.
+/// Requires: `runner` and `manifest` stay valid until the process ends.
 class WriteGuard {
  public:
   /// Guards the master parameters.
@@ -22,11 +23,10 @@ class WriteGuard {
   /// read-only at `begin`. Both must stay until the process ends. Call it once.
   void add(std::byte* begin, int fd);
 
-  /// Makes the parameters the shared ones again. Call it before an attempt, which may find what an earlier
-  /// one left.
+  /// Call it before an attempt: drops changes that an earlier attempt left in the parameters.
   void begin();
-  /// The same, after a micro-batch. Returns the name of a parameter that was not put back, or nothing.
-  /// Differences from rounding are dropped, but not of a frozen parameter.
+  /// Call it after a micro-batch: drops its changes. Returns the name of a parameter that was not put back,
+  /// or nothing. Differences from rounding are dropped, but not of a frozen parameter.
   [[nodiscard]] std::string check();
 
  private:

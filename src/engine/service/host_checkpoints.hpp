@@ -7,7 +7,7 @@
 #include <list>
 
 #include "base/clock.hpp"
-#include "engine/manager/host_lease.hpp"
+#include "engine/manager/lease.hpp"
 #include "engine/service/request.hpp"
 
 namespace accelmgr::service {

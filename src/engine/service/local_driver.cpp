@@ -21,7 +21,7 @@ void drive(manager::Lease::Local admitted, const manager::ServedManager& manager
     client::Link& link;
     ~Detached() {
       try {
-        link.send(protocol::Detach{});
+        link.send(protocol::Leave{});
       } catch (const std::exception&) {
         link.close();
       }

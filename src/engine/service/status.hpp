@@ -6,7 +6,7 @@
 #include <string>
 
 #include "accelmgr/step_result.hpp"
-#include "engine/manager/host_lease.hpp"
+#include "engine/manager/lease.hpp"
 #include "engine/service/service.hpp"
 #include "engine/session/layout.hpp"
 

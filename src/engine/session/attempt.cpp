@@ -60,7 +60,7 @@ bool refuse_attempt(const RunnerView& runner, std::uint64_t attempt, Reason reas
 
 namespace {
 
-/// `cursor_of`: a record's cursor.
+/// `cursor_of` returns the cursor of a record.
 template <class CursorOf>
 bool all_finished(const Session& session, std::uint64_t attempt, CursorOf cursor_of) noexcept {
   const RankMask participants = session.control().request.participants;
@@ -147,7 +147,7 @@ double gradient_range_after(const Session& session, const Request& request, cons
 }
 
 bool sums_fit(const Session& session, const Request& request) noexcept {
-  constexpr double whole = 0.99;  // What rounding adds is less than the rest.
+  constexpr double whole = 0.99;  // Rounding adds less than the missing part.
   const auto total = tally(session, request);
   const auto largest = request.applies == Applies::one_replica
                            ? total.range.master * gradient_scale(request, total)

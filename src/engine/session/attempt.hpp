@@ -15,7 +15,8 @@ namespace accelmgr::session {
 std::uint64_t open_attempt(const HostView& host, const Request& request) noexcept;
 
 /// Runner: sets its bit in the step word. The last vote wakes the other participants; with `may_commit` false
-/// it is not cast. The runner must have written its ballot and its state copy before.
+/// the last vote is not cast.
+/// Requires: the runner has written its ballot and its state copy.
 Vote cast_vote(const RunnerView& runner, std::uint64_t attempt, bool may_commit = true) noexcept;
 
 /// Any process: aborts the attempt unless it is committed, and wakes all processes. True if this call aborted
@@ -53,7 +54,7 @@ bool close_if_over(const View& view, std::uint64_t attempt) noexcept;
 /// The sum of the participants' ballots.
 struct Tally {
   double loss = 0;    ///< Weighted sum; times mean_scale(), the mean loss.
-  double weight = 0;  ///< By which LossWeights::field divides.
+  double weight = 0;  ///< The divisor of LossWeights::field.
   std::uint64_t samples = 0;
   std::uint64_t elements = 0;
   std::uint64_t micro_batches = 0;
@@ -61,14 +62,14 @@ struct Tally {
   SumRange range{};
 };
 
-/// Added in order of rank.
+/// Adds up the participants' ballots in order of rank.
 Tally tally(const Session& session, const Request& request) noexcept;
 
 /// The factor that makes the sum of a step's losses or gradients their mean; 1 for a full step. Runners
 /// divide the loss of each micro-batch by the number of all micro-batches; with `loss_scaling: samples` a
 /// partial micro-batch counts samples / batch_size of a full one. In a short step, where micro-batches or
-/// samples are missing, that divisor is too large. With `sum` and `sum_over` runners divide by nothing, since
-/// none knows the total of a step; sums over nothing are 0.
+/// samples are missing, that divisor is too large. With `sum` and `sum_over` runners do not divide, since
+/// none knows the total of a step; over a total of 0 the mean is 0.
 inline double mean_scale(const Request& request, const Tally& tally) {
   if (request.loss_weights == LossWeights::none) return 1.0;
   if (request.loss_weights == LossWeights::field) return tally.weight == 0 ? 0.0 : 1 / tally.weight;
@@ -82,7 +83,7 @@ inline double mean_scale(const Request& request, const Tally& tally) {
                                                                  : double(full) / double(tally.micro_batches);
 }
 
-/// By which the sum of the gradients in the slabs is multiplied.
+/// The factor that makes the sum of the gradients in the slabs their mean.
 inline double gradient_scale(const Request& request, const Tally& tally) {
   return mean_scale(request, tally) / request.loss_scale;
 }
@@ -90,8 +91,9 @@ inline double gradient_scale(const Request& request, const Tally& tally) {
 /// A bound for Counters::gradient_range when the attempt is committed.
 double gradient_range_after(const Session& session, const Request& request, const Tally& tally) noexcept;
 
-/// Whether no sum of finite gradients can leave the range of its type, whichever elements of the slabs meet.
-/// False: it may (Reduction::nonfinite_sums() looks). All must have voted, or be about to.
+/// True if no sum of finite gradients can leave the range of its type, whichever elements of the slabs are
+/// added. False: a sum may (Reduction::nonfinite_sums() looks).
+/// Requires: all participants have voted, or are about to.
 bool sums_fit(const Session& session, const Request& request) noexcept;
 
 /// How far the reduction of a rank's slice has come. `chunk` counts from the slice's beginning, or is

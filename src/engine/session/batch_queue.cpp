@@ -12,11 +12,12 @@ namespace {
 
 constexpr auto no_end = ~std::uint64_t{0};
 
-/// The counts of a batch share a word, so that both change at once: elements, and those left out before it.
+/// The two counts of a batch share a word, so that both change at once: its elements, and the elements left
+/// out before it.
 constexpr int left_out_bit = 32;
 constexpr std::uint64_t elements_mask = (std::uint64_t{1} << left_out_bit) - 1;
 
-/// Of Queue::left_out: the number of the batch, plus one. Zeros: none.
+/// How Queue::left_out names a batch: its number plus one. Zeros: no batch.
 constexpr std::uint64_t key_of(std::uint64_t number) { return (number + 1) & elements_mask; }
 
 }  // namespace
@@ -48,8 +49,8 @@ std::uint64_t BatchQueue::left_out(std::uint64_t number) const noexcept {
   return (noted & elements_mask) == key_of(number) ? noted >> left_out_bit : 0;
 }
 
-// A reader of these three may still see the older index: then it finds fewer batches consumed and waits
-// longer.
+// In these three functions a reader may still see the older index: then it finds fewer batches consumed and
+// waits longer.
 std::uint64_t BatchQueue::consumed() const noexcept {
   return session_->counters(session_->word().index).batches[rank_];
 }

@@ -43,19 +43,21 @@ class BatchQueue {
 
   /// Number of batches that committed attempts have consumed.
   std::uint64_t consumed() const noexcept;
-  /// Of these, the number of batches whose slots may be filled again: less by those of the last attempt, if
-  /// the session keeps them.
+  /// Number of consumed batches whose slots may be filled again: without those of the last attempt, if the
+  /// session keeps these.
   std::uint64_t released() const noexcept;
   /// The first batch of the attempt under way: the first that is not consumed, or the first of the last
   /// attempt.
   std::uint64_t first_of_attempt() const noexcept;
   std::uint64_t published() const noexcept { return queue_->published.load(); }
-  /// The slot of batch `number`, which is published or being filled, and not released.
+  /// The slot of batch `number`.
+  /// Requires: the batch is published or being filled, and not released.
   const std::byte* slot(std::uint64_t number) const noexcept { return queue_bytes() + slot_at(number); }
-  /// Number of elements of a published batch, which is one of the last `slots`.
+  /// Number of elements of a published batch.
+  /// Requires: the batch is one of the last `slots`.
   std::uint64_t elements(std::uint64_t number) const noexcept;
-  /// Elements of the source that were left out before batch `number`, which is one of the last `slots`, or is
-  /// being filled.
+  /// Elements of the source that were left out before batch `number`.
+  /// Requires: the batch is one of the last `slots`, or is being filled.
   std::uint64_t left_out(std::uint64_t number) const noexcept;
   /// Number of elements so far in the batch that is being filled; 0 if the stored number is impossible.
   std::uint64_t filling() const noexcept;
@@ -85,8 +87,8 @@ class BatchQueueWriter : public BatchQueue {
   std::byte* claim() const noexcept;
   /// Records that the claimed slot holds `elements` elements so far: a loader that takes over keeps them.
   void fill(std::uint64_t elements) noexcept;
-  /// Records that `elements` elements of the source were left out before the next batch. Call it before that
-  /// batch has an element.
+  /// Records that `elements` elements of the source were left out before the next batch.
+  /// Requires: that batch has no element yet.
   void leave_out(std::uint64_t elements) noexcept;
   /// Hands the claimed slot, which holds `elements` elements, to the consumer. If the producer is killed in
   /// here, either the batch is published or the slot counts as empty. The same elements are never in both.
@@ -96,7 +98,7 @@ class BatchQueueWriter : public BatchQueue {
   /// Undoes finish().
   void reopen() noexcept;
   /// Drops all batches that are not consumed, and undoes finish(): the next batch has the number consumed().
-  /// The consumer must not be reading.
+  /// Requires: the consumer is not reading.
   void rewind() noexcept;
 
  private:

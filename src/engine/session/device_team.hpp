@@ -24,8 +24,8 @@
 
 namespace accelmgr::session {
 
-/// The team of the next attempt: the participants that are able, if there are two. Call it while all
-/// participants are between attempts.
+/// The team of the next attempt: the participants that are able, if there are two.
+/// Requires: all participants are between attempts.
 DeviceTeam plan_device_team(const Session& session, RankMask participants) noexcept;
 
 /// Publishes the id of the team of an attempt, as its lowest rank.

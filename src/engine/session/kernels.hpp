@@ -23,12 +23,12 @@ using base::simd::Isa;
 /// From this size on it is faster to write past the caches, if the destination is not read soon.
 constexpr std::size_t non_temporal_from_bytes = std::size_t{4} << 20;
 
-/// As what the gradients of a parameter are stored. Master and slab have one Element, with three exceptions:
-/// a bf16 slab with a master of f32 or f64, and an f16 slab with one of f32.
+/// How the gradients of a parameter are stored. Master and slab have the same Element, with three exceptions:
+/// a bf16 slab with an f32 or f64 master, and an f16 slab with an f32 master.
 struct ElementTypes {
   Element master = Element::f32;
   Element slab = Element::f32;
-  Element gradient = Element::f32;  ///< As the replica gives it: the slab's, or with a bf16 slab f32 or f64.
+  Element gradient = Element::f32;  ///< As replicas give it: the slab's; also f32 or f64 for a bf16 slab.
   bool operator==(const ElementTypes&) const = default;
 };
 
@@ -38,7 +38,7 @@ constexpr double largest_finite(Element e) noexcept {
   return largest[static_cast<std::size_t>(e)];
 }
 
-/// Of a gradient in a slab, whose largest magnitude is given.
+/// The range of a gradient in a slab, from its largest magnitude.
 inline SumRange range_of(double magnitude, ElementTypes types) noexcept {
   if (!std::isfinite(magnitude)) return {HUGE_VAL, HUGE_VAL};
   return {magnitude / largest_finite(types.slab == Element::f64 ? Element::f64 : Element::f32),
@@ -53,23 +53,24 @@ class Kernels {
   /// Overwriting: master = sum * scale. Accumulating: master = master + sum * scale. Here sum = ((slab0 +
   /// slab1) + slab2) + ... over `count` elements. Without slabs, overwriting zeroes the master and
   /// accumulating leaves it unchanged. bfloat16 and float16 slabs are summed in float32; a master of these
-  /// types is added in float32, too, and rounded once to nearest even. The master must not overlap a slab.
+  /// types is added in float32, too, and rounded once to nearest even.
+  /// Requires: the master does not overlap a slab.
   void reduce(void* master, std::span<const void* const> slabs, std::size_t count, ElementTypes types,
               SumInto into, double scale = 1.0) const noexcept {
     table_->reduce[index(types.master)][index(types.slab)](master, slabs.data(), slabs.size(), count, scale,
                                                            into);
   }
 
-  /// Copies a chunk of the master to its undo image. For 4 KiB in the caches it adds some 40% of the time
-  /// that the C library's memcpy adds to the reduction.
+  /// Copies a chunk of the master to its undo image. For 4 KiB in the caches it costs the reduction some 40%
+  /// of what the C library's memcpy does.
   void save(void* image, const void* chunk, std::size_t bytes) const noexcept {
     table_->save(image, chunk, bytes);
   }
 
   /// slab = gradient. A bfloat16 slab rounds to nearest even (float64 by way of float32). NaN stays NaN. Uses
   /// non-temporal stores if at least `non_temporal_from` bytes are written. Returns the largest magnitude
-  /// that is stored: infinite or NaN if one is. A finite gradient beyond the range of bfloat16 is stored as
-  /// infinity.
+  /// that is stored: infinite or NaN if a value is. A finite gradient beyond the range of bfloat16 is stored
+  /// as infinity.
   double capture_copy(void* slab, const void* gradient, std::size_t count, ElementTypes types,
                       std::size_t non_temporal_from = non_temporal_from_bytes) const noexcept {
     const bool past_caches = count * bytes_of(types.slab) >= non_temporal_from;
@@ -93,9 +94,9 @@ class Kernels {
     return table_->squares[index(element)](values, count);
   }
 
-  /// The new values of a piece of a parameter and of its moments. They are computed as the gradient's and the
-  /// parameter's dtype say, in float64 or float32, and rounded once. The new places must not overlap the
-  /// others.
+  /// The new values of a piece of a parameter and of its moments. They are computed in float64 or float32, as
+  /// the dtypes of gradient and parameter say, and rounded once.
+  /// Requires: the new places do not overlap the others.
   void sgd(const UpdateArrays& arrays, const SgdFactors& factors, Element parameter,
            Element gradient) const noexcept {
     table_->sgd[index(parameter)][index(gradient)](arrays, factors);

@@ -1,8 +1,8 @@
 // The kernels. Each variant (kernels_portable.cpp, kernels_avx2.cpp, kernels_avx512.cpp) includes this file
 // once and compiles it for its instruction set. All names have internal linkage.
 //
-// A vector of what master elements are added as fills a register; all other vectors have the same number of
-// lanes. float16 and bfloat16 are added as float32, and rounded once when they are stored.
+// A vector of the type in which master elements are added fills a register; all other vectors have the same
+// number of lanes. float16 and bfloat16 are added as float32, and rounded once when they are stored.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +20,7 @@ namespace {
 
 using namespace base::simd;
 
-// An element type: as what it is stored, as what it is added, and the way from one to the other.
+// An element type: how it is stored, how it is added, and the conversions between the two.
 template <class T>
 struct Plain {
   using Stored = T;
@@ -74,7 +74,7 @@ ACCELMGR_INLINE Vector<SumOf<Element>, lanes> load_sum(const StoredOf<Element>* 
 }
 
 /// `fixed` is the number of slabs if it is known at compile time, which keeps their addresses in registers.
-/// If it is 0 there are `slab_count`.
+/// 0: there are `slab_count`.
 template <class Master, class Slab, std::size_t fixed, bool accumulate, bool past_caches>
 void reduce_slabs(StoredOf<Master>* master, const void* const* slabs, std::size_t slab_count,
                   std::size_t count, SumOf<Master> scale) noexcept {
@@ -163,8 +163,8 @@ template <class T>
 using WordOf = std::conditional_t<sizeof(T) == 2, std::int16_t,
                                   std::conditional_t<sizeof(T) == 4, std::int32_t, std::int64_t>>;
 
-/// The largest magnitudes that the lanes have had, as bits without the sign. Those of an infinity are above
-/// all numbers, those of a NaN above an infinity.
+/// The largest magnitude that each lane has had, as bits without the sign. As such bits, an infinity is above
+/// all numbers and a NaN above an infinity.
 template <class Element, std::size_t lanes>
 class Largest {
  public:

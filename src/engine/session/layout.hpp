@@ -14,11 +14,11 @@
 // clang-format on
 //
 // Parameters, gradients and slabs have the same order of tensors (Manifest::place_tensors()); the gaps
-// between them are always zero. Parameters that are frozen at the start come last. There is room for the
-// gradients of those that can be trained, which takes no memory until they are unfrozen. Moments are the
-// state of the optimizer of inner steps; they take no memory until there is one. Every structure has one
-// writer, which writes it through its view (views.hpp). The manager's main thread initializes all of them
-// before other processes map the session.
+// between them are always zero. Parameters that are frozen at the start come last. Those that can be trained
+// have room for gradients, which takes no memory until they are unfrozen. Moments are the state of the inner
+// steps' optimizer; they take no memory until there is one. Every structure has one writer, which writes it
+// through its view (views.hpp). The manager's main thread initializes all of them before other processes map
+// the session.
 #pragma once
 
 #include <array>
@@ -38,7 +38,7 @@ constexpr std::uint32_t layout_version = 21;
 constexpr std::size_t region_alignment = 64;
 constexpr std::size_t big_region_alignment = std::size_t{2} << 20;
 constexpr std::size_t chunk_bytes = 4096;  ///< Master gradients are undone in units of this size.
-/// What a part of a slice notes of a chunk: its gradients, or new values, first and second moments.
+/// The image of a part of a slice: a chunk's gradients, or its new values, first and second moments.
 constexpr std::size_t image_bytes = 3 * chunk_bytes;
 constexpr int max_parts = 16;                  ///< Threads of a runner that reduce its slice together.
 constexpr std::size_t generator_bytes = 5120;  ///< Holds the state of torch's CPU generator (5056 bytes).
@@ -47,15 +47,15 @@ constexpr std::size_t log_tail_bytes = 2048;
 constexpr std::size_t source_state_bytes = 256 * 1024;
 constexpr std::size_t row_guard_bytes = 64;      ///< Behind each row of a slot: unused, or a later row.
 constexpr std::size_t queue_guard_bytes = 4096;  ///< Unused bytes behind the slots of a queue.
-constexpr std::uint64_t max_incidents = 4;       ///< The session holds the last so many.
-constexpr std::uint64_t max_step_records = 256;  ///< It holds those of the last so many calls of step().
-constexpr std::uint64_t max_spans = 2047;        ///< It holds the last so many of each thread.
+constexpr std::uint64_t max_incidents = 4;       ///< The session keeps the last incidents, up to this number.
+constexpr std::uint64_t max_step_records = 256;  ///< It keeps records of the last calls of step().
+constexpr std::uint64_t max_spans = 2047;        ///< It keeps the last spans of each thread.
 constexpr int max_scalars = 16;
 constexpr std::size_t scalar_name_bytes = 48;
 constexpr std::size_t max_update_groups = 16;
-constexpr std::size_t team_id_bytes = 128;  ///< NCCL's ids have so many.
+constexpr std::size_t team_id_bytes = 128;  ///< The size of NCCL's ids.
 
-/// As what gradients are stored and added. A complex number is two of them.
+/// The type in which gradients are stored and added. A complex number is two elements.
 enum class Element : std::uint32_t { f32, f64, bf16, f16 };
 
 constexpr std::size_t bytes_of(Element e) noexcept {
@@ -70,9 +70,9 @@ constexpr DType dtype_of(Element e) noexcept {
 /// Sizes that follow from the tensors of a model, in bytes.
 struct TensorBytes {
   std::uint64_t parameters = 0;
-  std::uint64_t trained = 0;              ///< What the parameters take that are trained from the start.
-  std::uint64_t gradients = 0;            ///< What those take that are trained from the start.
-  std::uint64_t gradient_room = 0;        ///< With the room for those that are frozen.
+  std::uint64_t trained = 0;              ///< Parameters that are trained from the start.
+  std::uint64_t gradients = 0;            ///< The gradients of these parameters.
+  std::uint64_t gradient_room = 0;        ///< With the room for those of frozen parameters.
   std::uint64_t slab = 0, slab_room = 0;  ///< The same in a slab.
   bool operator==(const TensorBytes&) const = default;
 };
@@ -91,7 +91,7 @@ struct Header {
   std::uint64_t has_snapshot;     ///< 1: there is room for another copy of the parameters.
   std::uint64_t keeps_last_step;  ///< 1: queues keep the batches of the last step (`data.keep_last_step`).
   std::uint64_t slot_bytes;
-  std::uint64_t batch_size;        ///< A slot holds at most so many elements.
+  std::uint64_t batch_size;        ///< The most elements that a slot holds.
   std::uint64_t slab_bytes;        ///< Size of each slab memfd, with the room.
   std::uint64_t slab_data_offset;  ///< Offset of the gradients in a slab memfd.
   // Offsets of the regions, and sizes of some.
@@ -113,7 +113,7 @@ enum class Reason : std::uint32_t {
   lost_with_another,  ///< As team, but the rank ends: a rank that was lost before has broken its device.
 };
 
-/// Whether the runner ends that refuses for this reason.
+/// Whether a runner ends after it has refused an attempt for this reason.
 constexpr bool ends_runner(Reason reason) noexcept {
   return reason == Reason::exception || reason == Reason::model_error || reason == Reason::lost_with_another;
 }
@@ -122,7 +122,7 @@ constexpr bool ends_runner(Reason reason) noexcept {
 /// (engine/client/loss_scaler.hpp).
 struct LossScale {
   double scale;              ///< The next step begins with it; 0: no step has had one.
-  std::uint64_t good_steps;  ///< Steps in a row that were committed with it, and with finite values.
+  std::uint64_t good_steps;  ///< How many steps in a row were committed with this scale and finite values.
 };
 
 /// How many micro-batches each rank computes in a step.
@@ -145,7 +145,7 @@ constexpr std::uint64_t total_of(const Shares& shares, RankMask ranks) noexcept 
   return total;
 }
 
-/// To which ranks elements go, and for how many micro-batches of a step.
+/// Which ranks get elements, and for how many micro-batches of a step.
 struct Assignment {
   RankMask team;
   Shares shares;
@@ -158,13 +158,13 @@ using TeamId = std::array<std::byte, team_id_bytes>;
 
 /// Participants whose devices sum up their gradients (engine/session/device_team.hpp).
 struct DeviceTeam {
-  RankMask ranks = 0;  ///< 0: all reduce through the session.
-  /// The attempt in which all of them made the communicator that they have; 0: they make one in this attempt.
+  RankMask ranks = 0;  ///< 0: there is no team; all ranks reduce through the session.
+  /// The attempt in which these ranks made their communicator; 0: they make one in this attempt.
   std::uint64_t communicator = 0;
   bool operator==(const DeviceTeam&) const = default;
 };
 
-/// Ranks that a supervisor may read while the host writes those of the next attempt.
+/// A set of ranks that a supervisor may read while the host writes the next attempt's.
 class SharedRanks {
  public:
   SharedRanks(RankMask ranks = 0) noexcept : ranks_(ranks) {}
@@ -180,21 +180,21 @@ class SharedRanks {
   std::atomic<RankMask> ranks_;
 };
 
-/// By what losses and gradients are divided: `loss_scaling`.
+/// The divisor of losses and gradients: `loss_scaling`.
 enum class LossWeights : std::uint32_t { micro_batches, samples, none, field };
 
 /// Who applies the gradients of an attempt.
 enum class Applies : std::uint32_t {
   host,        ///< The host, with the mean gradients in the master.
   session,     ///< All participants, in slices, before the attempt is closed (parameter_update.hpp).
-  replicas,    ///< Each replica, with these, before it acknowledges the attempt.
-  one_replica  ///< The same with one participant: it keeps its gradients, and the master's stay as they are.
+  replicas,    ///< Each replica, with the master's gradients, before it acknowledges the attempt.
+  one_replica  ///< The only participant's replica, with its own gradients: the master's do not change.
 };
 
 /// The state of an optimizer: how many moments of each parameter the session holds.
 enum class Moments : std::uint32_t { none, first, both };
 
-/// The numbers of a group of an optimizer, as torch.optim has them.
+/// The settings of a parameter group, as torch.optim has them.
 struct UpdateGroup {
   double learning_rate = 0;
   double weight_decay = 0;
@@ -206,8 +206,8 @@ struct UpdateGroup {
 /// How the learning rates of all groups change: they rise linearly, then stay, or fall as half a cosine.
 struct RateSchedule {
   std::int64_t warmup_updates = 0;
-  std::int64_t total_updates = 0;  ///< Of the cosine; 0: there is none.
-  double final_ratio = 1;          ///< Of the last update's rate to the highest.
+  std::int64_t total_updates = 0;  ///< Updates until the cosine ends, with the warmup; 0: there is no cosine.
+  double final_ratio = 1;          ///< The cosine's last rate, divided by the highest one.
 
   /// The rate of an update, which is counted from 0.
   double rate(double highest, std::int64_t update) const noexcept;
@@ -235,7 +235,7 @@ struct Update {
 /// What an update knows of a parameter. Written by the host.
 struct UpdatedTensor {
   std::uint64_t group;           ///< no_update_group: it is not updated.
-  std::uint64_t updates_before;  ///< Updates that it had before the first in this session, modulo 2^64.
+  std::uint64_t updates_before;  ///< How many updates it had before this session's first, modulo 2^64.
 };
 constexpr std::uint64_t no_update_group = ~std::uint64_t{0};
 
@@ -243,23 +243,23 @@ constexpr std::uint64_t no_update_group = ~std::uint64_t{0};
 struct Request {
   SharedRanks participants;
   std::uint32_t accumulate = 0;  ///< 1: master += mean gradient; 0: master = mean gradient.
-  Shares shares{};               ///< Those of the sharding.
+  Shares shares{};               ///< The shares of the sharding.
   std::uint32_t batch_size = 0;
   LossWeights loss_weights = LossWeights::micro_batches;
   std::uint32_t mean_buffers = 0;      ///< 1: `buffers.policy: mean`.
   std::uint32_t refuse_nonfinite = 0;  ///< 1: runners refuse the attempt at a non-finite loss or gradient.
-  std::uint32_t refuse_overflow = 0;   ///< 1: they refuse it as Reason::overflow if only gradients are not.
+  std::uint32_t refuse_overflow = 0;   ///< 1: they refuse with Reason::overflow if the loss is finite.
   std::uint32_t skip = 0;              ///< 1: consume the batches and change nothing else.
   std::uint32_t repeat = 0;  ///< 1: compute on the batches of the last committed attempt, and consume none.
-  /// 1 more than the rank whose replica makes the call that the host has left for it; with `skip` and
-  /// `repeat`, so that nothing else happens. 0: none.
+  /// The rank whose replica makes the call that the host has left for it, plus 1; 0: no call. `skip` and
+  /// `repeat` are then set too, so that nothing else happens.
   std::uint32_t call = 0;
   Applies applies = Applies::host;
-  Update update{};  ///< Of Applies::session.
+  Update update{};  ///< For Applies::session.
   DeviceTeam device_team{};
   std::uint64_t parameter_version = 0;
-  double loss_scale = 1;        ///< A power of two. Slabs have gradients times this, the master without it.
-  LossScale next_loss_scale{};  ///< The next step has it if this one commits with finite values.
+  double loss_scale = 1;        ///< A power of two. It multiplies the gradients in slabs, not the master's.
+  LossScale next_loss_scale{};  ///< The next step's scale if this one commits with finite values.
 };
 
 /// Written by all processes: the step word through the transitions of step_word.hpp, the epochs to wake
@@ -278,7 +278,7 @@ struct SharedControl {
 struct HostControl {
   alignas(64) Request request;
   alignas(64) std::atomic<std::uint64_t> parameter_version;  ///< Odd while parameters are being written.
-  /// Advanced before the attempt that follows a write of parameters that are frozen.
+  /// Advanced after a write of frozen parameters, before the next attempt.
   std::atomic<std::uint64_t> frozen_version;
   std::atomic<std::uint64_t> buffer_version;  ///< Advanced before and after the host writes valid copies of
                                               ///< buffers: odd while it does.
@@ -290,18 +290,19 @@ struct HostControl {
       writes;  ///< How often the caller itself has marked a write of parameters as whole.
   /// 1: the snapshot has the parameters as they were before the last write.
   std::atomic<std::uint32_t> snapshot_is_whole;
-  std::atomic<std::uint64_t> snapshot_applied_step;  ///< `applied_step` of these parameters.
-  /// What the gradients of unfrozen parameters take beside TensorBytes::gradients, and in each slab beside
-  /// TensorBytes::slab.
+  std::atomic<std::uint64_t> snapshot_applied_step;  ///< `applied_step` of the snapshot's parameters.
+  /// Bytes of the gradients of unfrozen parameters, on top of TensorBytes::gradients; and in each slab, on
+  /// top of TensorBytes::slab.
   std::atomic<std::uint64_t> unfrozen_bytes, unfrozen_slab_bytes;
-  /// The update of the last inner step that a host has asked for: updates[n % 2], if n is not 0.
+  /// updates[updates_asked % 2] is the update of the last inner step that a host has asked for. updates_asked
+  /// 0: none was.
   Update updates[2];
   std::atomic<std::uint64_t> updates_asked;
   /// The moments that have memory, and those that the last optimizer has used.
   std::atomic<Moments> moments_allocated, moments_used;
   alignas(64) Assignment assignment;       ///< To which ranks the loader should assign.
-  std::atomic<std::uint64_t> assignments;  ///< Advanced after `assignment` has changed. It may change again
-                                           ///< when the loader has followed (Sharding::follows).
+  std::atomic<std::uint64_t> assignments;  ///< Advanced after `assignment` has changed. `assignment` may
+                                           ///< change again when the loader has followed (Sharding::follows).
 };
 
 /// Written by the supervisor.
@@ -309,7 +310,7 @@ struct SupervisorControl {
   alignas(64) std::atomic<RankMask> team;   ///< The ranks that are to take part in the next attempt.
   std::atomic<std::uint32_t> given_up;      ///< 1: the supervisor replaces no more runners.
   char given_up_why[256];                   ///< The limit that was reached.
-  std::atomic<std::uint64_t> incidents;     ///< How many there were; the ring holds the last max_incidents.
+  std::atomic<std::uint64_t> incidents;     ///< Counts incidents; the ring holds the last max_incidents.
   std::atomic<std::uint64_t> replacements;  ///< Runners started in the place of lost ones.
   std::atomic<std::uint32_t> managers;      ///< How many managers took over the session from another one.
   /// Which host may drive the session of a service: the number of its lease. 0: none, or the manager is no
@@ -318,7 +319,7 @@ struct SupervisorControl {
   /// 1: a host has ended while it wrote parameters, and none has marked a write as whole since.
   std::atomic<std::uint32_t> half_written;
   std::atomic<std::uint32_t> closing;  ///< 1: the service ends, and no attempt may be opened any more.
-  /// How many checkpoints were asked for that the host is to write, with its optimizer.
+  /// How many checkpoints the host was asked to write, with its optimizer.
   std::atomic<std::uint64_t> checkpoint_requests;
 };
 
@@ -345,7 +346,8 @@ struct Scalar {
   double sum;
 };
 
-/// The largest magnitude of gradients, as a part of the largest finite number. Infinite if one is not finite.
+/// The largest magnitude of gradients, as a fraction of a type's largest finite number. Infinite if a
+/// gradient is not finite.
 struct SumRange {
   double sum;     ///< Relative to the range of the type in which slabs are added.
   double master;  ///< Relative to the range of the master's type.
@@ -354,10 +356,9 @@ struct SumRange {
 /// The results of a runner in an attempt. It writes them before its vote.
 struct Ballot {
   double loss;    ///< Weighted sum over its micro-batches (see engine/session/attempt.hpp).
-  double weight;  ///< LossWeights::field: the sum of that number of the model's outputs. Otherwise 0.
+  double weight;  ///< LossWeights::field: the sum of that field of the model's outputs. Otherwise 0.
   std::uint64_t samples;
-  std::uint64_t
-      elements;  ///< Taken from the source: `samples`, or the skipped ones; and those left out before.
+  std::uint64_t elements;  ///< Elements taken from the source: computed, skipped, or left out before.
   std::uint32_t micro_batches;
   std::uint32_t nonfinite;
   std::uint64_t parameter_version;
@@ -377,17 +378,17 @@ struct LogTail {
   char text[log_tail_bytes - 8];
 };
 
-/// What a runner says of its device and teams. It changes between attempts of the runner, but for the id.
+/// What a runner says of its device and teams. All but the id change only between the runner's attempts.
 struct TeamRecord {
   std::atomic<std::uint32_t> able;          ///< 1: its device can be in a team.
   std::atomic<RankMask> ranks;              ///< The ranks of its communicator; valid if it has one.
-  std::atomic<std::uint64_t> communicator;  ///< The attempt in which it was made; 0: there is none.
-  /// The attempt whose team has the id; 0 while it is written. Only the lowest rank of a team writes one.
+  std::atomic<std::uint64_t> communicator;  ///< The attempt that made the communicator; 0: it has none.
+  /// The attempt whose team has `id`; 0 while `id` is written. Only the lowest rank of a team writes one.
   std::atomic<std::uint64_t> id_of;
   std::atomic<std::uint64_t> id[team_id_bytes / 8];
 };
 
-/// The cursor of a part of a slice, beside no other: its thread moves it all the time.
+/// The cursor of a part of a slice, alone in its cache line because its thread moves it all the time.
 struct alignas(64) PartCursor {
   std::atomic<std::uint64_t> bits;
 };
@@ -395,12 +396,12 @@ struct alignas(64) PartCursor {
 /// Written by the runner of a rank. The supervisor resets `phase` and `log` before it starts one, so what
 /// they hold after the runner's end is that runner's own.
 struct RunnerRecord {
-  alignas(64) std::atomic<std::uint64_t> cursor;  ///< Cursor of the reduction, of the first part of the slice
-                                                  ///< if it has several; at its end when all of them are.
-                                                  ///< After the runner's death the process that finishes its
-                                                  ///< slice writes it.
-  PartCursor more_cursors[max_parts - 1];         ///< Those of the other parts.
-  PartCursor update_cursors[max_parts];           ///< The same of the update of parameters.
+  alignas(
+      64) std::atomic<std::uint64_t> cursor;  ///< Cursor of the reduction; of the first part if the slice has
+                                              ///< several. At its end when all parts are. After the runner's
+                                              ///< death the process that finishes the slice writes it.
+  PartCursor more_cursors[max_parts - 1];     ///< The cursors of the other parts.
+  PartCursor update_cursors[max_parts];       ///< The cursors of the update of parameters.
   /// The sum of the squares of the gradients in its slice, if the update clips. Written before `cursor` is at
   /// its end.
   std::atomic<double> squares;
@@ -459,12 +460,12 @@ struct Counters {
   Count participants;  ///< RankMask of the last committed attempt.
   Count applied_step;  ///< The last step whose attempt has updated the parameters.
   LossScale loss_scale;
-  /// At most so large are the gradients that steps have written into the master (SumRange::master). What the
-  /// host writes there is not looked at.
+  /// A bound of the gradients that steps have written into the master (SumRange::master). It does not cover
+  /// what the host writes there.
   double gradient_range;
   Count rank_samples[max_ranks];
   Count batches[max_ranks];  ///< Batches of each queue that committed attempts consumed.
-  // Of these the last ones, which an attempt may repeat. None after a skip and after a resume.
+  // What the last step consumed, which an attempt may repeat. 0 after a skip and after a resume.
   Count last_elements;
   Count last_batches[max_ranks];
 };
@@ -541,20 +542,20 @@ struct StepTotals {
   std::uint64_t calls[step_statuses];  ///< Of step(), by StepStatus.
   // Only steps that counted are added to these.
   Durations duration, compute, reduce, wait, data;
-  double last_loss;  ///< 0: none has counted.
+  double last_loss;  ///< Of the last step that counted; 0: none has.
 };
 
-/// Plain data that is read while another process writes it. The reader finds out by other fields whether it
-/// has read what was written at once.
+/// Plain data that is read while another process writes it. The reader finds out from other fields whether
+/// the words that it has read belong together.
 template <class Data>
 using SharedWords = std::array<std::atomic<std::uint64_t>, sizeof(Data) / sizeof(std::uint64_t)>;
 
 /// The last calls of step(). Written by the host (engine/session/step_history.hpp). Record i is at i mod the
-/// number of places; the place that no record of the last max_step_records has is for the one that is being
+/// number of places; the last max_step_records records leave one place free, for the record that is being
 /// written.
 struct StepHistory {
-  /// How many records there were. Advanced when one is whole, with the totals that include it: what a host
-  /// that was killed has left half written is no part of the history, and the next host writes over it.
+  /// How many records there were. Advanced when a record and the totals that include it are whole: what a
+  /// killed host left half written is no part of the history, and the next host overwrites it.
   alignas(64) std::atomic<std::uint64_t> recorded;
   SharedWords<StepRecord> record[max_step_records + 1];
   SharedWords<StepTotals> totals[2];  ///< The valid one is at `recorded` mod 2.
@@ -570,20 +571,20 @@ enum class Activity : std::uint16_t {
   zero_grad,
   write_parameters,
   copy_checkpoint,
-  // A runner. Most are phases of that name.
+  // A runner. Most are phases of the same name.
   init,
   waiting,  ///< For an attempt; of the loader: for a free slot, or another sharding.
   prepare,  ///< From the trigger to the first batch; loads parameters where the replica has copies.
   data,
   forward,
-  backward,  ///< With the wait for what a device has not finished.
+  backward,  ///< With the wait until the device has finished.
   vote,
-  other_votes,  ///< Waits for those of the other ranks.
+  other_votes,  ///< Waits for the votes of the other ranks.
   reduce,
   update,  ///< Of parameters, in an inner step.
   // The supervisor, of a rank.
   recover,       ///< From the end of a runner until its replacement is ready.
-  start_runner,  ///< The part of it, or of the beginning, from the fork on.
+  start_runner,  ///< The part of `recover`, or of a session's start, from the fork on.
   // The loader.
   read,
   // The checkpoint writer.
@@ -602,16 +603,16 @@ struct Span {
   Activity activity;
 };
 
-/// The last spans of a thread, which alone writes them (engine/session/spans.hpp). A process that takes its
-/// place goes on in the same ring. Span i is at i mod the number of places; the place that no span of the
-/// last max_spans has is for the one that is being written.
+/// The last spans of a thread, which alone writes them (engine/session/spans.hpp). A replacement of its
+/// process goes on in the same ring. Span i is at i mod the number of places; the last max_spans spans leave
+/// one place free, for the span that is being written.
 struct SpanRing {
   /// How many spans there were. Advanced when one is whole, so a killed process leaves none half written.
   alignas(64) std::atomic<std::uint64_t> recorded;
   SharedWords<Span> span[max_spans + 1];
 };
 
-/// The threads of a session that are no runners. Their rings follow those of the ranks.
+/// The threads of a session other than runners. Their rings follow the runners' rings.
 enum class SpanThread : std::uint32_t { host, supervisor, loader, checkpoint_writer };
 constexpr std::uint64_t span_threads = 4;
 constexpr std::uint64_t span_rings(int ranks) noexcept {

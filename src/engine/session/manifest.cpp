@@ -282,7 +282,7 @@ void Manifest::set_precision(const Precision& wanted) {
 
 TensorBytes Manifest::place_tensors() {
   TensorBytes at;
-  // Places those that `belongs` selects, one behind the other.
+  // Places the tensors that `belongs` selects, one behind the other.
   const auto place = [&](auto&& belongs) {
     at.parameters = align_up(at.parameters, region_alignment);
     at.gradient_room = align_up(at.gradient_room, region_alignment);

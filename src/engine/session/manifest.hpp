@@ -23,28 +23,28 @@ struct TensorEntry {
   std::vector<std::string> aliases;  ///< Further names of the same parameter (tied weights).
   std::vector<std::int64_t> shape;
   DType dtype = DType::float32;
-  DType runner_dtype = DType::float32;  ///< In runners, and that of the gradients that they compute.
-  bool rounds = true;                   ///< Precision::bf16_runners is for it.
-  ElementTypes types{};                 ///< Of its gradients; of no use if it cannot be trained.
-  std::uint64_t count = 0;              ///< Of its values in memory: fewer than by shape if it is expanded.
-  std::uint64_t offset = 0;             ///< Where its values begin in the parameters, unless `shares` is set.
+  DType runner_dtype = DType::float32;  ///< In runners: of the parameter and of its gradients.
+  bool rounds = true;                   ///< Precision::bf16_runners applies to it.
+  ElementTypes types{};                 ///< How its gradients are stored; unused if it cannot be trained.
+  std::uint64_t count = 0;   ///< How many values are in memory: if it is expanded, fewer than its shape says.
+  std::uint64_t offset = 0;  ///< Where its values begin in the parameters, unless `shares` is set.
   std::uint64_t gradient = 0, slab = 0;  ///< Where its gradient begins in the gradients, and in a slab.
   Group group = Group::decay;
-  /// A parameter that is tied to another one by storage (one memory, two gradients) has its values there:
-  /// from element `shared_offset` of tensors[shares] on. -1: the parameter has its own memory.
+  /// For a parameter that is tied to another one by storage (one memory, two gradients): its values begin at
+  /// element `shared_offset` of tensors[shares]. -1: the parameter has its own memory.
   std::int64_t shares = -1;
   std::uint64_t shared_offset = 0;
-  /// Of its values, in elements. Values that have their own memory fill it in any order of the dimensions.
-  /// Those of a frozen parameter may be expanded: the stride of a dimension is 0, and its elements are one in
-  /// memory. Empty: row-major.
+  /// The strides of its values, in elements. Empty: row-major. Values that have their own memory fill it, in
+  /// any order of the dimensions. A frozen parameter may be expanded: a dimension with stride 0 has one
+  /// element in memory.
   std::vector<std::int64_t> strides{};
   bool persistent = true;  ///< Part of the model's state dict and of checkpoints.
 
   std::uint64_t bytes() const noexcept { return count * size_of(dtype); }
   std::vector<std::int64_t> value_strides() const;
-  /// Those of its values unless these have gaps or overlap: as autograd lays out gradients.
+  /// As autograd lays out gradients: the strides of the values, unless the values have gaps or overlap.
   std::vector<std::int64_t> gradient_strides() const;
-  /// Of its gradient: a complex number is two elements.
+  /// How many elements its gradient has; a complex number is two.
   std::uint64_t elements() const noexcept;
   std::uint64_t gradient_bytes() const noexcept { return elements() * bytes_of(types.master); }
   std::uint64_t slab_bytes() const noexcept { return elements() * bytes_of(types.slab); }
@@ -55,7 +55,7 @@ struct TensorEntry {
   bool has_room() const noexcept;
 };
 
-/// The elements as which gradients of `dtype` are added. None if torch has no gradients of that dtype.
+/// The type in which gradients of `dtype` are added. nullopt if torch has no gradients of that dtype.
 std::optional<Element> element_of(DType dtype) noexcept;
 /// How many elements a number of `dtype` has.
 std::uint64_t elements_in(DType dtype) noexcept;
@@ -104,8 +104,8 @@ struct Manifest {
   /// Sets runner_dtype and types of all tensors.
   void set_precision(const Precision& wanted);
   /// Sets offset, gradient and slab of all tensors. In memory the tensors of a group lie together, in the
-  /// order [decay][no_decay][frozen], and in a group those of a dtype; among the frozen ones those come first
-  /// that can be trained. Each begins at a multiple of 64 bytes of its values.
+  /// order [decay][no_decay][frozen], and in a group the tensors of a dtype. Frozen tensors that can be
+  /// trained come before those that cannot. Each begins at a multiple of 64 bytes of its values.
   TensorBytes place_tensors();
   /// Sets `offset` of all buffers; returns the bytes of one copy.
   std::uint64_t place_buffers();
@@ -119,7 +119,7 @@ inline bool has_gradient(const Session& session, const Manifest& manifest, std::
          session.unfrozen()[tensor].load(std::memory_order_relaxed) != 0;
 }
 
-/// Gives the slab of a rank memory for what was unfrozen. Throws SessionError.
+/// Gives the slab of `rank` memory for the gradients of unfrozen tensors. Throws SessionError.
 void allocate_unfrozen(const Session& session, const Manifest& manifest, int rank);
 
 /// The size of a region that is large enough for write_manifest().

@@ -22,7 +22,7 @@ SgdFactors sgd_factors(const UpdateGroup& group, double scale) noexcept {
           .nesterov = group.nesterov != 0};
 }
 
-/// number: of the update, from 1.
+/// `number` counts updates from 1.
 AdamFactors adam_factors(const UpdateGroup& group, double scale, bool decoupled,
                          std::uint64_t number) noexcept {
   return {.gradient = scale,

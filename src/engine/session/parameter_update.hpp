@@ -26,18 +26,18 @@ namespace accelmgr::session {
 /// clipped.
 double gradient_norm(const Session& session) noexcept;
 
-/// Any process that maps the session can finish any slice. Each has one, for one thread.
+/// Any process that maps the session can finish any slice. Each process has one object, for one thread.
 class ParameterUpdate {
  public:
   ParameterUpdate(const View& view, const Manifest& manifest);
 
-  /// For a process that has protected the parameters: where else it can write them.
+  /// For a process that has protected the parameters: another mapping, where it can write them.
   void write_at(std::byte* parameters) noexcept { parameters_ = parameters; }
 
-  /// Updates the slice of `rank` from its cursors to its end; the parts of a large one on the threads of
-  /// `helpers` too, if there are any. The attempt must be committed, update the parameters, and all of its
-  /// slices must be reduced. Only the runner of `rank` may call it, or another process once that runner is
-  /// known to be dead. Waits for nobody but helpers, and allocates no memory.
+  /// Updates the slice of `rank` from its cursors to its end. The threads of `helpers`, if there are any,
+  /// take parts of a large slice. Waits for nobody but helpers, and allocates no memory.
+  /// Requires: the attempt is committed and updates the parameters, and all of its slices are reduced. The
+  /// caller is the runner of `rank`, or another process once that runner is known to be dead.
   void finish_slice(int rank, std::uint64_t attempt, base::Helpers* helpers = nullptr) const noexcept;
 
  private:
@@ -63,7 +63,7 @@ class ParameterUpdate {
     std::byte* image;
   };
   Part part_of(int rank, const ChunkRange& slice, int index, int parts) const noexcept;
-  /// scale: of the gradients.
+  /// `scale` multiplies the gradients.
   void finish_part(std::uint64_t attempt, double scale, const Part& part) const noexcept;
   Numbers numbers_of(const Place& place, std::uint64_t attempt, double scale) const noexcept;
   void compute(const Numbers& numbers, const Place& place, std::uint64_t element, std::uint64_t count,

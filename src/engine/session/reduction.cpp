@@ -13,8 +13,8 @@
 namespace accelmgr::session {
 namespace {
 
-// Overwriting needs no undo image. The cursor moves once in so many chunks, so that a process that takes over
-// repeats little.
+// Overwriting needs no undo image. The cursor moves once in this many chunks, so that a process that takes
+// over repeats little.
 constexpr std::uint64_t overwrite_chunks = 256;
 
 /// The mean over ranks of a buffer that begins `offset` bytes after each of `ranks`.
@@ -85,7 +85,8 @@ class Reduction::Runs {
                                [](std::uint64_t at, const Extent& e) { return at < e.end; })),
         end_(reduction.extents_.end()) {}
 
-  /// The run of a byte. It must not be less than in the call before.
+  /// The run of a byte.
+  /// Requires: `byte` is not less than in the previous call.
   const Run& at(std::uint64_t byte) noexcept {
     while (run_.end <= byte) go_on();
     return run_;
@@ -111,7 +112,7 @@ class Reduction::Runs {
     if (begin_ == next_->end) ++next_;
     return passed;
   }
-  /// From `begin_` on, as far as the same slabs hold the elements of one tensor.
+  /// The run from `begin_` on, as far as the same slabs hold the elements of one tensor.
   Run part() const noexcept {
     Run run{next_->end, present(*next_), &*next_};
     const auto size = bytes_of(next_->types.master);
@@ -191,7 +192,7 @@ std::vector<std::size_t> Reduction::nonfinite_sums(std::uint64_t attempt) const 
   const auto into = all.accumulates ? SumInto::accumulate : SumInto::overwrite;
   std::vector<std::size_t> tensors;
   alignas(region_alignment) std::byte sums[chunk_bytes];
-  // From `first` on, one part after the other. False at the first that is not finite.
+  // Whether the sums of an extent are finite. Goes from part to part, and stops at one that is not.
   const auto finite = [&](const Extent& extent, Runs& runs) {
     for (auto first = extent.first; first < extent.end;) {
       const auto& run = runs.at(first);
@@ -215,7 +216,7 @@ std::vector<std::size_t> Reduction::nonfinite_sums(std::uint64_t attempt) const 
   return tensors;
 }
 
-/// Of gradients that are trained from the start: those that an update applies.
+/// Sums over the gradients that are trained from the start: an update applies only these.
 double Reduction::squares_of(const Slice& slice) const noexcept {
   const auto first = slice.chunks.begin * chunk_bytes;
   const auto end = std::min(slice.chunks.end * chunk_bytes, session_->header().bytes.gradients);
@@ -253,7 +254,7 @@ void Reduction::publish_counters(const Request& request, std::uint64_t attempt) 
     const bool takes_part = (request.participants >> rank & 1) != 0;
     const auto& ballot = session_->record(rank).ballot;
     after.rank_samples[rank] = before.rank_samples[rank] + (takes_part ? ballot.samples : 0);
-    const std::uint64_t batches = takes_part ? request.shares.of[rank] : 0;  // Those without elements, too.
+    const std::uint64_t batches = takes_part ? request.shares.of[rank] : 0;  // Batches without elements, too.
     after.batches[rank] = before.batches[rank] + (repeats ? 0 : batches);
     after.last_batches[rank] = repeats ? before.last_batches[rank] : request.skip != 0 ? 0 : batches;
   }
@@ -292,7 +293,7 @@ Reduction::Teams Reduction::teams_of(RankMask participants) const noexcept {
   return teams;
 }
 
-/// Of all chunks.
+/// A slice with all chunks.
 Reduction::Slice Reduction::all_of(std::uint64_t attempt) const noexcept {
   const auto& request = session_->control().request;
   std::uint64_t chunks = 0;

@@ -1,8 +1,8 @@
 // The reduction of a committed attempt: each participant sums one slice of all participants' slabs into the
 // master gradients, in one pass and in order of rank. A process may be killed at any instruction.
 //
-// The devices of a team may have summed up their gradients already. Then one of their slabs has an element,
-// and its value is the sum over the team (shards.hpp).
+// The devices of a team may have summed up their gradients already. Then each element is in one of their
+// slabs, and its value is the sum over the team (shards.hpp).
 //
 // A large slice is cut into parts, which threads of the runner reduce at the same time. Each has a cursor and
 // an undo image of its own.
@@ -47,10 +47,10 @@ inline ChunkRange slice_of_rank(int rank, RankMask participants, std::uint64_t c
   return slice(chunks, position_of(rank, participants), __builtin_popcount(participants));
 }
 
-/// A part of a slice has at least so many chunks. The number of parts follows from the slice alone: a process
-/// that takes the slice over must find the same parts.
+/// A part of a slice has at least this many chunks. The number of parts follows from the slice alone: a
+/// process that takes the slice over must find the same parts.
 constexpr std::uint64_t part_chunks = 512;
-/// From so many parts on helpers are called. To wake them takes as long as reducing a few of these.
+/// The least number of parts for which helpers are called. Waking them takes as long as reducing a few parts.
 constexpr int helped_from_parts = 4;
 inline int parts_in(const ChunkRange& slice) noexcept {
   return static_cast<int>(std::clamp<std::uint64_t>((slice.end - slice.begin) / part_chunks, 1, max_parts));
@@ -61,7 +61,7 @@ inline void move_cursor(std::atomic<std::uint64_t>& cursor, const Cursor& to) no
   std::atomic_signal_fence(std::memory_order_seq_cst);  // Keeps the compiler from moving later stores up.
 }
 
-/// Any process that maps the session can finish any slice. Each has one Reduction, for one thread.
+/// Any process that maps the session can finish any slice. Each process has one Reduction, for one thread.
 class Reduction {
  public:
   Reduction(const View& view, const Manifest& manifest);
@@ -69,14 +69,15 @@ class Reduction {
   /// Runner: sets the cursor of its slice to "not begun" for `attempt`. Call it before the vote.
   void reset_cursor(int rank, std::uint64_t attempt) const noexcept;
 
-  /// Reduces the slice of `rank` from its cursors to its end; the parts of a large one on the threads of
-  /// `helpers` too, if there are any. The attempt must be committed. Only the runner of `rank` may call it,
-  /// or another process once that runner is known to be dead. Waits for nobody but helpers, and allocates no
-  /// memory.
+  /// Reduces the slice of `rank` from its cursors to its end. The threads of `helpers`, if there are any,
+  /// take parts of a large slice. Waits for nobody but helpers, and allocates no memory.
+  /// Requires: the attempt is committed. The caller is the runner of `rank`, or another process once that
+  /// runner is known to be dead.
   void finish_slice(int rank, std::uint64_t attempt, base::Helpers* helpers = nullptr) const noexcept;
 
-  /// The tensors whose gradients are finite in all slabs, and would not be in the master if `attempt` were
-  /// committed. Its participants must have written their slabs and ballots. Passes over all of them.
+  /// The tensors whose gradients are finite in all slabs, and would not be finite in the master if `attempt`
+  /// were committed. Reads all slabs.
+  /// Requires: its participants have written their slabs and ballots.
   std::vector<std::size_t> nonfinite_sums(std::uint64_t attempt) const;
 
  private:
@@ -108,9 +109,9 @@ class Reduction {
     std::uint64_t tensor;
     std::uint64_t slab;   ///< Where it begins in a slab.
     std::uint64_t place;  ///< Where it begins in the plan of shards.
-    std::uint64_t each;   ///< Bytes of its elements there.
+    std::uint64_t each;   ///< Bytes of one of its elements there.
     ElementTypes types;
-    bool goes_on;  ///< In master and slab it lies right behind the one before, and has its types.
+    bool goes_on;  ///< In master and slab it lies right behind the previous extent, and has the same types.
   };
   /// Chunks of the master that lie one behind the other: the gradients that are trained from the start, or
   /// that of an unfrozen parameter.

@@ -36,8 +36,8 @@ class Session {
   static Session attach(std::vector<base::UniqueFd> fds, int protect_for_rank = -1,
                         bool protect_parameters = false);
 
-  /// Maps the session memfd alone, for reading: the members that are not const, and those that concern slabs,
-  /// do not apply. `fd` is not needed afterwards. Throws as attach() does.
+  /// Maps the session memfd alone, for reading: members that are not const, and those that concern slabs,
+  /// must not be called. `fd` is not needed afterwards. Throws as attach() does.
   static Session observe(const base::UniqueFd& fd);
 
   /// Stores the magic word: from now on other processes can attach.
@@ -59,22 +59,22 @@ class Session {
   /// Children that are forked from now on do not have the mappings; one that uses them dies. For processes in
   /// which user code forks.
   void keep_from_children() const;
-  /// Children that are forked from now on have private mappings at the addresses of the session, and those of
-  /// the slabs as they are. For a process whose tensors lie in the session. `shared`: no more.
+  /// Children that are forked from now on have private mappings at the addresses of the session; slabs stay
+  /// shared. For a process whose tensors lie in the session. `shared`: children have shared mappings again.
   void make_private_in_children(bool shared = false);
-  /// Gives up the shared memory, for a process that others go on without: what this object showed stays
-  /// readable and writable at its addresses, as a private copy; slabs are zeros. If there is no memory for
-  /// the copy, it can only be read, and still shows what others write. False if this process can still write
-  /// to the session.
+  /// Gives up the shared memory, for a process that leaves the session to others: what this object showed
+  /// stays readable and writable at its addresses, as a private copy; slabs are zeros. If there is no memory
+  /// for the copy, it can only be read, and still shows what others write. False if this process can still
+  /// write to the session.
   bool make_private() noexcept;
   /// The descriptors of the session memfd, then of the slab of each rank; none after make_private().
   std::vector<int> fds() const;
-  /// Where the parameters lie in the first of them, in bytes.
+  /// Offset of the parameters in the session memfd, in bytes.
   std::uint64_t parameters_offset() const noexcept { return header_->parameters; }
 
   const Header& header() const noexcept { return *header_; }
   int ranks() const noexcept { return static_cast<int>(header_->ranks); }
-  /// What a slab takes, and the session with the slabs of `ranks` ranks.
+  /// Bytes that a slab takes, and that the session takes with the slabs of `ranks` ranks.
   std::uint64_t slab_bytes() const noexcept;
   std::uint64_t used_bytes(int ranks) const noexcept;
   StepWord word() const noexcept { return load(control().word); }
@@ -90,7 +90,8 @@ class Session {
   /// The valid state of the data source. Throws SessionError if its index or its size is impossible.
   const SourceState& source_state() const { return valid_source_state(); }
   SourceState& source_state() { return valid_source_state(); }
-  /// Incident `number`, counted from 1; it must be one of the last max_incidents.
+  /// Incident `number`, counted from 1.
+  /// Requires: it is one of the last max_incidents.
   const Incident& incident(std::uint64_t number) const noexcept { return incidents()[place_of(number)]; }
   Incident& incident(std::uint64_t number) noexcept { return incidents()[place_of(number)]; }
   const StepHistory& history() const noexcept { return *at<StepHistory>(header_->history); }
@@ -110,8 +111,8 @@ class Session {
     return {at<std::byte>(header_->manifest), header_->manifest_bytes};
   }
 
-  /// Of each tensor: 1 if it was frozen at the start, and is trained since. The host writes it while no
-  /// attempt is open.
+  /// For each tensor: 1 if it was frozen at the start and unfrozen since. The host writes it while no attempt
+  /// is open.
   std::span<const std::atomic<std::uint32_t>> unfrozen() const noexcept {
     return {at<std::atomic<std::uint32_t>>(header_->unfrozen), header_->tensors};
   }
@@ -119,7 +120,7 @@ class Session {
     return {at<std::atomic<std::uint32_t>>(header_->unfrozen), header_->tensors};
   }
 
-  /// Of each tensor. The host writes it while no attempt is open.
+  /// One entry for each tensor. The host writes it while no attempt is open.
   std::span<const UpdatedTensor> updated() const noexcept {
     return {at<UpdatedTensor>(header_->updated), header_->tensors};
   }
@@ -152,7 +153,7 @@ class Session {
   const std::byte* result_buffers(std::uint32_t index) const noexcept { return buffers(index, ranks()); }
   std::byte* result_buffers(std::uint32_t index) noexcept { return buffers(index, ranks()); }
 
-  /// The image of a part of the rank's slice: image_bytes.
+  /// The undo image of a part of the rank's slice: image_bytes bytes.
   std::byte* undo(int rank, int part = 0) noexcept {
     return at<std::byte>(header_->undo) + std::size_t(rank * max_parts + part) * image_bytes;
   }
@@ -215,14 +216,14 @@ class Session {
 
   std::vector<base::UniqueFd> fds_;
   ipc::Mapping map_;
-  ipc::PrivateInChildren private_in_children_;  ///< Behind what it refers to.
+  ipc::PrivateInChildren private_in_children_;  ///< Declared after the mapping that it uses.
   std::vector<ipc::Mapping> slabs_;
   std::unique_ptr<const Header>
       header_;  ///< A private copy: other processes cannot change it after it was checked.
 };
 
-/// Returns read(counters) of the valid copy. Reads again if it was not valid all the time: a copy is written
-/// again two attempts later.
+/// Returns read(counters) of the valid copy. Reads again if the copy did not stay valid meanwhile: a copy is
+/// written again two attempts later.
 template <class Read>
 auto read_counters(const Session& session, Read read) noexcept {
   for (;;) {

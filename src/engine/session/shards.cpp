@@ -14,7 +14,7 @@ ShardPlan::ShardPlan(const Manifest& manifest, Of of) {
 
   BucketRule rule;
   for (const auto group : {Group::decay, Group::no_decay, Group::frozen}) {
-    std::map<DType, std::vector<std::size_t>> of_dtype;  // Those of a dtype lie together.
+    std::map<DType, std::vector<std::size_t>> of_dtype;  // Tensors of a dtype lie together.
     for (std::size_t i = 0; i < placed.tensors.size(); ++i)
       if (const auto& tensor = placed.tensors[i];
           tensor.group == group && (of == Of::parameters || tensor.has_room()))

@@ -1,6 +1,6 @@
-// Who holds what of a sum that the devices of a team have made themselves. A team is some ranks of an attempt
-// whose devices reduce-scatter the gradients: each slab then holds shards of the sum over the team, and not
-// the gradients of its rank.
+// Which rank holds which part of a sum that the devices of a team have made. A team is some ranks of an
+// attempt whose devices reduce-scatter the gradients: each slab then holds shards of the sum over the team,
+// and not the gradients of its rank.
 //
 //   bytes        0 .. decay ..                                    no_decay ..            frozen ..
 //                | bucket 1              | bucket 0             | | bucket 2           | | bucket 3 |
@@ -28,7 +28,7 @@ inline constexpr std::uint64_t bucket_bytes = std::uint64_t{25} << 20;
 /// Cuts a sequence of tensors into buckets. A bucket ends with the tensor that fills it.
 class BucketRule {
  public:
-  /// Whether the next tensor, of so many bytes, begins a bucket.
+  /// Whether the next tensor, of `bytes` bytes, begins a bucket.
   bool begins(std::uint64_t bytes) noexcept {
     const bool begins = room_ == 0;
     if (begins) room_ = std::exchange(next_, bucket_bytes);
@@ -53,33 +53,33 @@ class ShardPlan {
  public:
   enum class Of {
     gradients,   ///< Buckets for the parameters that can be trained.
-    parameters,  ///< All of them.
+    parameters,  ///< Buckets for all parameters.
   };
   ShardPlan(const Manifest& manifest, Of of = Of::gradients);
 
-  /// Where a tensor begins if all lie as in the master, but with the dtypes that runners have.
+  /// Where a tensor begins if all tensors lie in the master's order, with the dtypes that runners have.
   std::uint64_t place(std::size_t tensor) const noexcept { return places_[tensor]; }
-  /// The end of the last of them.
+  /// Where the last tensor ends.
   std::uint64_t bytes() const noexcept { return bytes_; }
-  /// Whether slabs hold the gradients as runners have them: there, and in the same dtypes.
+  /// Whether slabs hold the gradients at these places, in the dtypes that runners have.
   bool is_of_slabs(const Manifest& manifest) const noexcept;
 
-  /// In the order in which they travel: that in which backward usually completes gradients, the last one
-  /// first; then the parameters without weight decay, which are small. All tensors of a bucket have one
-  /// dtype. A bucket ends with the tensor that fills it, and begins and ends at multiples of 64 bytes.
+  /// The buckets in the order in which they travel: as backward usually completes gradients, the last
+  /// parameter first; then the parameters without weight decay, which are small. All tensors of a bucket have
+  /// one dtype. A bucket ends with the tensor that fills it, and begins and ends at multiples of 64 bytes.
   std::span<const Bytes> buckets() const noexcept { return buckets_; }
   /// The tensors of a bucket, in the order of the manifest.
   std::span<const std::size_t> tensors(std::size_t bucket) const noexcept { return tensors_[bucket]; }
 
-  /// What each rank of a team of `size` has of a bucket: a multiple of 64 bytes. The last shards may reach
-  /// beyond the bucket, and hold nothing there.
+  /// How much of a bucket each rank of a team of `size` holds: a multiple of 64 bytes. The last shards may
+  /// reach beyond the bucket, and hold nothing there.
   std::uint64_t shard_bytes(const Bytes& bucket, int size) const noexcept;
   /// The shard of the rank at `position` of the team. May be empty.
   Bytes shard(const Bytes& bucket, int position, int size) const noexcept;
 
   struct Holder {
     int position = -1;      ///< In the team; -1: nobody.
-    std::uint64_t end = 0;  ///< Bytes up to here have the same holder; at the most.
+    std::uint64_t end = 0;  ///< Bytes up to here have the same holder.
   };
   Holder holder_of(std::uint64_t byte, int size) const noexcept;
 

@@ -10,7 +10,7 @@
 
 namespace accelmgr::session {
 
-/// Releases with each word: a reader that finds one of them finds what was stored before them, too.
+/// Each store releases: a reader that sees a word sees everything that was stored before it, too.
 template <class Data>
 void store(SharedWords<Data>& words, const Data& data) noexcept {
   const auto plain = std::bit_cast<std::array<std::uint64_t, sizeof data / sizeof(std::uint64_t)>>(data);

@@ -10,7 +10,7 @@ std::optional<Span> span_numbered(const SpanRing& ring, std::uint64_t number) no
   const auto recorded = recorded_spans(ring);
   if (number > recorded || number < first_span(recorded)) return std::nullopt;
   const auto span = load<Span>(ring.span[number % std::size(ring.span)]);
-  // Its place is written again for the first span that does not fit beside it.
+  // When max_spans later spans are recorded, its place may be written again.
   if (recorded_spans(ring) - number >= max_spans) return std::nullopt;
   return span;
 }

@@ -21,7 +21,7 @@ namespace accelmgr::session {
 inline std::uint64_t recorded_spans(const SpanRing& ring) noexcept {
   return ring.recorded.load(std::memory_order_acquire);
 }
-/// The number of the oldest span that the ring still has, if it has any: of `recorded` ones.
+/// The number of the oldest of `recorded` spans that the ring still has, if it has any.
 constexpr std::uint64_t first_span(std::uint64_t recorded) noexcept {
   return recorded > max_spans ? recorded - max_spans + 1 : 1;
 }
@@ -40,7 +40,7 @@ class SpanWriter {
   std::int32_t pid_;
 };
 
-/// Records what its scope takes. Scopes nest.
+/// Records a span from its construction to its destruction. Scopes nest.
 class SpanScope {
  public:
   SpanScope(const SpanWriter& spans, Activity activity, std::uint64_t step,
@@ -67,8 +67,7 @@ class SpanScope {
   std::int64_t begin_ns_;
 };
 
-/// Records what a thread does that goes from one activity to the next: each span begins where the one before
-/// it ended.
+/// Records a thread that goes from one activity to the next: each span begins where the previous one ended.
 class ActivityWriter {
  public:
   explicit ActivityWriter(SpanRing& ring) noexcept : spans_(ring) {}

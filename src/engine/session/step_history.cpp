@@ -42,7 +42,7 @@ std::optional<StepRecord> step_record(const Session& session, std::uint64_t numb
   if (number > recorded || number < first_step_record(recorded)) return std::nullopt;
   const auto& history = session.history();
   const auto record = load<StepRecord>(history.record[number % std::size(history.record)]);
-  // Its place is written again for the first record that does not fit beside it.
+  // When max_step_records later records exist, its place may be written again.
   if (recorded_steps(session) - number >= max_step_records) return std::nullopt;
   return record;
 }

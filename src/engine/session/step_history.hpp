@@ -1,8 +1,8 @@
 // The last steps of a session, for those who watch it: other processes read them while the host goes on.
 //
 // A record and the totals are written before StepHistory::recorded counts them, in places that no reader
-// looks at until then. So there is nothing to end or to mend when a host is killed in between. A reader
-// copies, and then looks whether `recorded` has advanced so far that the place may have been written again.
+// looks at until then. So a host that is killed in between leaves nothing to mend. A reader copies, and then
+// looks whether `recorded` has advanced so far that the place may have been written again.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ void record_step(const HostView& host, const StepRecord& record) noexcept;
 inline std::uint64_t recorded_steps(const Session& session) noexcept {
   return session.history().recorded.load(std::memory_order_acquire);
 }
-/// The number of the oldest record that the session still has, if it has any: of `recorded` ones.
+/// The number of the oldest of `recorded` records that the session still has, if it has any.
 constexpr std::uint64_t first_step_record(std::uint64_t recorded) noexcept {
   return recorded > max_step_records ? recorded - max_step_records + 1 : 1;
 }

@@ -60,7 +60,7 @@ constexpr StepWord decode(std::uint64_t bits) noexcept {
 constexpr std::uint64_t initial_step_word = encode(StepWord{});
 
 enum class Vote {
-  would_commit,  ///< It would be the last, which the caller did not want. Nothing was changed.
+  would_commit,  ///< It would be the last vote, and `may_commit` is false; nothing was changed.
   counted,       ///< The bit is set; others are missing.
   committed,     ///< The bit is set, and it was the last.
   over,          ///< The attempt was aborted or is no longer the current one; nothing was changed.

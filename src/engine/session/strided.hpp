@@ -15,8 +15,8 @@ std::vector<std::int64_t> dense_strides(std::span<const std::int64_t> shape);
 /// and channels_last tensors do. False for a tensor without elements.
 bool is_compact(std::span<const std::int64_t> shape, std::span<const std::int64_t> strides);
 
-/// The shape of what is in memory: 1 for each dimension whose elements are one there, as torch's expand()
-/// makes them, with a stride of 0.
+/// The shape of the elements in memory: 1 for each dimension with a stride of 0, as torch's expand() makes
+/// it.
 std::vector<std::int64_t> stored_shape(std::span<const std::int64_t> shape,
                                        std::span<const std::int64_t> strides);
 

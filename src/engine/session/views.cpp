@@ -15,7 +15,7 @@ void HostView::ask_for(const Assignment& assignment) const noexcept {
   for (auto* epoch : {&memory().control().finish, &memory().control().trigger}) ipc::wake_all(*epoch);
 }
 
-// A host that is killed in between leaves the one before.
+// A host that is killed in between leaves the previous update valid.
 void HostView::keep_update(const Update& update) const noexcept {
   const auto asked = control().updates_asked.load() + 1;
   control().updates[asked % 2] = update;
@@ -33,7 +33,7 @@ HalfWritten SupervisorView::settle_host() const noexcept {
   HostControl& host = memory().control();
   const auto end_write = [](std::atomic<std::uint64_t>& version) {
     const bool is_half = version.load() % 2 != 0;
-    if (is_half) version.fetch_add(1);  // A version of its own: processes load what is there now.
+    if (is_half) version.fetch_add(1);  // A new version: processes load what is there now.
     return is_half;
   };
   // The loader reads `assignment` only after `assignments` has changed, so then it is complete.

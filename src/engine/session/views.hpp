@@ -53,7 +53,8 @@ class HostView : public View {
   HostControl& control() const noexcept { return memory().control(); }
   StepHistory& history() const noexcept { return memory().history(); }
   SpanRing& spans() const noexcept { return memory().spans(SpanThread::host); }
-  /// Asks the loader to assign to other ranks, or with other shares. It must have followed the last request.
+  /// Asks the loader to assign to other ranks, or with other shares.
+  /// Requires: the loader has followed the last request.
   void ask_for(const Assignment& assignment) const noexcept;
   /// Keeps the update for later steps that no host makes.
   void keep_update(const Update& update) const noexcept;
@@ -91,8 +92,8 @@ class SupervisorView : public View {
   /// reset.
   void take_over() const noexcept;
   /// Makes the fields of a host that has ended usable for the next one: ends unfinished writes, advances the
-  /// version of the parameters, and takes back a request to the loader that was not complete. Call it when no
-  /// process of that host is left, and no attempt is open.
+  /// version of the parameters, and takes back a request to the loader that was not complete.
+  /// Requires: no process of that host is left, and no attempt is open.
   HalfWritten settle_host() const noexcept;
 };
 

@@ -1,4 +1,4 @@
-// Converts tensors of libtorch to the arrays of the collectives: dense memory, of the host or of a GPU.
+// Converts tensors of libtorch to the arrays of the collectives: dense memory, of the CPU or of a GPU.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -28,9 +28,9 @@ Array array_of(const at::Tensor& dense_tensor);
 /// A new tensor with the dtype and device of `tensor` and the given shape.
 at::Tensor empty_like(const at::Tensor& tensor, at::IntArrayRef shape);
 
-/// A collective in host memory, of a source and the memory for its result.
+/// A collective in CPU memory: takes a source and the memory for its result.
 using OnHost = std::function<void(const Array&, void* out)>;
-/// The same on a GPU. False: nothing was done, on no member; host memory is the way.
+/// A collective on a GPU. False: no member did anything, and it must go through CPU memory.
 using OnGpu = std::function<bool(const Array&, void* out, const OnDevice&)>;
 
 /// Makes the collective where `source`, from dense(), is. Returns `result`, which is on the same device and

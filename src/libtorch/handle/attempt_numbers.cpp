@@ -28,7 +28,7 @@ void AttemptNumbers::add(const Outputs& outputs, double divisor) {
   }
 }
 
-/// The index of a scalar, which is 0 in the beginning.
+/// The index of a scalar. A new scalar begins at 0.
 std::size_t AttemptNumbers::scalar(const std::string& name) {
   const auto found = std::ranges::find(scalars_, name, &std::pair<std::string, double>::first);
   const auto index = static_cast<std::size_t>(found - scalars_.begin());

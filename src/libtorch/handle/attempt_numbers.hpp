@@ -15,8 +15,8 @@ namespace accelmgr::libtorch {
 class AttemptNumbers {
  public:
   void clear();
-  /// Adds those of a micro-batch. The loss is divided already. Throws ModelError for a scalar that is no
-  /// tensor of one element.
+  /// Adds loss and scalars of a micro-batch. The loss is divided already. Throws ModelError for a scalar that
+  /// is no tensor of one element.
   void add(const Outputs& outputs, double divisor);
 
   /// The tensors whose values totals() needs.

@@ -38,10 +38,11 @@ class CheckedModel {
   /// See replica::Replica::describe().
   replica::Description describe();
 
-  /// Each once, in the order of the manifest; after describe().
+  /// Each once, in the order of the manifest.
+  /// Requires: describe() was called.
   const std::vector<NamedTensor>& parameters() const noexcept { return parameters_; }
   const std::vector<NamedTensor>& buffers() const noexcept { return buffers_; }
-  /// Call it before buffers are read or written: a model can put a listed tensor back that it has replaced.
+  /// Call it before buffers are read or written: a model can then put back a listed tensor that it replaced.
   void restore_buffers() { model_->buffers(); }
 
   /// Gives parameter `index` the memory of `values`, in which it is to stay. Call it for each in order.

@@ -43,7 +43,7 @@ at::Tensor largest_magnitudes(const std::vector<at::Tensor>& tensors) {
   return at::stack(at::_foreach_norm(real, std::numeric_limits<double>::infinity()));
 }
 
-/// In bfloat16; a complex number is two.
+/// The gradient in bfloat16; a complex number is two.
 at::Tensor rounded(const at::Tensor& gradient) {
   const auto real = gradient.is_complex() ? at::view_as_real(gradient) : gradient;
   return real.to(at::kBFloat16);
@@ -126,7 +126,7 @@ void CudaReplica::bind(const session::Manifest& manifest, std::span<const replic
   });
 }
 
-/// Moves the parameters to memory of the device. Returns that of each parameter that has its own.
+/// Moves the parameters to memory of the device. Returns the memory of each parameter that has its own.
 std::vector<std::byte*> CudaReplica::place_parameters(std::span<const replica::Place> places) {
   std::vector<std::byte*> targets;
   for (std::size_t i = 0; i < model_.parameters().size(); ++i) {
@@ -164,8 +164,8 @@ void CudaReplica::begin_attempt() {
   collecting_ = false;
 }
 
-/// Behind the first batch, which would wait for all of them otherwise: a device copies in the order in which
-/// it was asked to.
+/// Queues the parameters behind the first batch, which would wait for all of them otherwise: a device copies
+/// in the order of the calls.
 void CudaReplica::bring_parameters() {
   if (!stale_) return;
   try {
@@ -230,8 +230,9 @@ void CudaReplica::run(std::span<const replica::Field> batch, double divisor) {
   });
 }
 
-/// Autograd sums the gradients of micro-batches in `.grad`. They are copied in the last one; what it does not
-/// touch is copied in collect(). A sparse one is made dense at once: further ones are added to it.
+/// Autograd sums the gradients of micro-batches in `.grad`. The sums are copied in the last micro-batch; a
+/// gradient that it does not touch is copied in collect(). A sparse gradient is made dense at once: further
+/// ones are added to it.
 void CudaReplica::complete(std::size_t index, const at::Tensor& parameter) {
   if (parameter.grad().is_sparse()) parameter.mutable_grad() = parameter.grad().to_dense();
   if (collecting_ ? gradients_[index].defined() : !sink_->last_micro_batch()) return;
@@ -300,7 +301,7 @@ void CudaReplica::save(const replica::State& to) {
     if (to.buffers != nullptr && !staged_buffers_.span().empty()) {
       model_.restore_buffers();
       auto* const staged = staged_buffers_.span().data();
-      std::vector<at::Tensor> copied;  // Until the copies are done.
+      std::vector<at::Tensor> copied;  // Kept until the copies are done.
       for (std::size_t i = 0; i < model_.buffers().size(); ++i) {
         const auto& entry = manifest_->buffers[i];
         copied.push_back(on_device_as(model_.buffers()[i].tensor, entry));

@@ -5,8 +5,7 @@
 //   compute stream   waits for the parameters and batch 0, forward, backward, waits for batch 1, ..
 //   copy stream      buckets of gradients, as they fill in the last backward
 //   runner's thread  queues all that; collect() awaits gradients, then loss and scalars, which are copied
-//   behind
-//                    the last kernel
+//                    behind the last kernel
 //
 // Nothing is read from the device before collect(), unless the model does it.
 #pragma once
@@ -36,7 +35,7 @@ namespace accelmgr::libtorch {
 
 /// A stream of torch, and its handle for the transport.
 struct TorchStream {
-  /// Torch has no streams on the CPU, where it computes at once. The transport gets one of its own.
+  /// On the CPU torch has no streams and computes at once; the transport gets a stream of its own.
   TorchStream(const device::Device& device, at::Device torch_device);
 
   c10::Stream stream;
@@ -90,14 +89,14 @@ class CudaReplica final : public replica::Replica {
   std::vector<at::Tensor> values_;  ///< Memory of the parameters that have their own; undefined for others.
   device::PinnedPages staged_buffers_;  ///< All buffers, placed as in the manifest.
   device::Event buffers_copied_;
-  bool stale_ = false;  ///< Parameters are to be brought.
+  bool stale_ = false;  ///< Parameters must be loaded.
   // These belong to the attempt under way.
   AttemptNumbers numbers_;
   at::Tensor gathered_;  ///< The values of all numbers, and where they are copied to.
   std::span<const std::byte> numbers_read_;
   std::vector<at::Tensor> gradients_;  ///< Of each parameter: what is copied; undefined if nothing is.
   bool collecting_ = false;
-  bool left_ = false;  ///< It ended before the work of an earlier one did.
+  bool left_ = false;  ///< The attempt ended before the work of an earlier one did.
   std::optional<GradientHooks> hooks_;
   std::optional<device::ParameterUpload> parameter_upload_;
   std::optional<device::BatchUpload> batch_upload_;

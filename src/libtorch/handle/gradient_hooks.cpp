@@ -28,7 +28,7 @@ struct GradientHooks::State {
   bool counts = false;                                 ///< The backward pass of the loss is under way.
 
   void complete(std::size_t index) { completed(index, parameters[index]); }
-  /// Whether `.grad` is that of further micro-batches, too.
+  /// Whether `.grad` keeps the sum over micro-batches.
   bool stays(std::size_t index) const {
     const auto* ours = alone[index];
     return ours == nullptr || torch::autograd::impl::post_acc_grad_hooks(parameters[index]).get() != ours;

@@ -1,4 +1,4 @@
-// Gradient capture: a hook on each parameter tells of its new gradient. A replica in host memory passes it to
+// Gradient capture: a hook on each parameter tells of its new gradient. A replica in CPU memory passes it to
 // the sink and leaves `.grad` undefined, so that autograd never accumulates. On a device autograd accumulates
 // in `.grad`, and the sum is copied once.
 //

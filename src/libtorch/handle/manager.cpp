@@ -110,7 +110,7 @@ std::string type_text(const at::Tensor& tensor) {
                      fmt::join(tensor.sizes(), ", "));
 }
 
-/// The part of `value` that is in memory in `of`, which may be expanded.
+/// The elements of `value` that `of` has in memory; `of` may be expanded.
 at::Tensor stored(at::Tensor value, const at::Tensor& of) {
   for (std::int64_t d = 0; d < of.dim(); ++d)
     if (of.stride(d) == 0 && of.size(d) > 1) value = value.narrow(d, 0, 1);
@@ -200,8 +200,8 @@ struct Manager::State {
   State(const Config& config, const StartOptions& options);
   State(const std::string& path, const AttachOptions& options);
 
-  /// Throws UsageError when requires_grad of a parameter is no longer what it was at the start. Tells of
-  /// writes to those that are frozen.
+  /// Throws UsageError when requires_grad of a parameter is no longer what it was at the start. Reports
+  /// writes to frozen parameters.
   void check_frozen();
   /// All trained parameters have had so many updates.
   void set_updates(std::int64_t updates) noexcept;
@@ -218,7 +218,7 @@ struct Manager::State {
 
   std::optional<Resumed> resumed;
   std::shared_ptr<PendingSteps::Core> pending;
-  std::uint64_t frozen_writes = 0;  ///< Those of torch's operations to parameters that are frozen.
+  std::uint64_t frozen_writes = 0;  ///< Writes of torch's operations to frozen parameters.
 };
 
 Manager::State::State(const Config& config, const StartOptions& options)

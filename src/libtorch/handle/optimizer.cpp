@@ -147,7 +147,8 @@ void Optimizer::State::update(TrainedGroup& group, double learning_rate, double 
     }
   }
 
-  // The operators take tensors of one dtype. With `gradients.dtype: float32` that of the parameters is less.
+  // The operators take tensors of one dtype. With `gradients.dtype: float32` the parameters' dtype is
+  // smaller.
   const auto gradients = group.gradients.to(group.parameters.scalar_type());
   if (config.kind == OptimizerKind::sgd) {
     const bool has_momentum = group.momentum_buffer.defined();

@@ -11,13 +11,13 @@
 
 namespace accelmgr::libtorch {
 
-/// total_updates: at which a cosine ends.
+/// `total_updates`: the update at which a cosine ends.
 session::RateSchedule schedule_of(const OptimizerConfig& config, std::int64_t total_updates);
 
 /// Throws ConfigError.
 void check_config(const OptimizerConfig& config);
 
-/// The names of the groups in a state: `decay`, `no_decay`, `decay.2`. Empty for those that are frozen.
+/// The names of the groups in a state: `decay`, `no_decay`, `decay.2`. Empty for frozen groups.
 std::vector<std::string> names_in_state(const std::vector<FlatGroup>& groups);
 
 /// Copies `given` over the tensors of `own`, whose last one is `optimizer/updates`. Throws ModelError, which

@@ -33,7 +33,7 @@ Batch batch_of(std::span<const replica::Field> fields) {
 void open(const Config&, replica::Role) {
   load_cuda();
   const device::Device device(cuda_runtime(), 0);
-  device.allocate(1);  // Makes the context, if to choose the device has not.
+  device.allocate(1);  // Makes the context, if choosing the device did not.
 }
 
 /// In the manager the model is on the CPU whatever runners compute on.

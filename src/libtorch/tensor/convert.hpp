@@ -18,7 +18,7 @@ namespace accelmgr::tensor {
 
 /// Empty for a dtype that accelmgr does not have (quantized numbers, bits).
 std::optional<DType> find_dtype(at::ScalarType type) noexcept;
-/// Throws ModelError for those.
+/// Throws ModelError for a dtype that accelmgr does not have.
 DType dtype_of(at::ScalarType type);
 /// Throws ModelError for a dtype that this version of torch does not have.
 at::ScalarType scalar_type(DType dtype);

@@ -35,7 +35,7 @@ void rethrow_device_failure() {
   } catch (const std::exception& error) {
     if (device::blame_of(error.what()) == Blame::device) throw_device_error(error.what(), unknown_code);
   } catch (...) {
-    // Of no library that computes on a device.
+    // No library that computes on a device throws such a type.
   }
 }
 

@@ -17,7 +17,7 @@ void store_generator(std::span<std::byte> to);
 void load_generator(std::span<const std::byte> from);
 
 /// The default generators of a process that computes on `device`: that of the CPU, and behind it that of the
-/// device. The first bytes of a state are so the same on every device, and a run can go on with another one.
+/// device. So a state has the same first bytes on every device, and a run can go on with another device.
 std::vector<at::Generator> default_generators(at::Device device);
 
 void seed_generators(std::span<const at::Generator> generators, std::uint64_t seed);

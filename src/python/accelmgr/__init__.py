@@ -9,7 +9,7 @@ for result in manager.steps(100):
 
 from __future__ import annotations
 
-from accelmgr._common import torch_version  # noqa: F401  (first: whether there is a torch to work with)
+from accelmgr._common import torch_version  # noqa: F401  (first: checks that torch is there)
 from accelmgr._host.pending import PendingSteps
 from accelmgr._native import VERSION as _VERSION
 from accelmgr._native import (

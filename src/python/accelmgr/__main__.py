@@ -7,7 +7,7 @@ import sys
 
 from accelmgr.plot import add_arguments, run
 
-# The wheel has no libtorch to link, so it has not the program.
+# The wheel has no libtorch to link, so it does not have the program.
 OF_THE_PROGRAM = ("train", "spawn", "config", "info")
 
 

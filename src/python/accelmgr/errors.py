@@ -18,7 +18,7 @@ class Error(Exception):
 
 
 class UsageError(Error, RuntimeError):
-    """The caller broke a rule of the interface: a call after stop(), two threads in one manager, a model of another."""
+    """The caller broke a rule of the interface: a call after stop(), two threads in one manager, another's model."""
 
 
 class ConfigError(Error, ValueError):
@@ -162,13 +162,13 @@ class ManagerLost(StepError):
 
 
 class StepModelError(ModelError, StepError):
-    """The model has raised, or cannot be trained. `__cause__`: its exception, as far as its type is one of Python's."""
+    """The model has raised, or cannot be trained. `__cause__`: its exception, if the type is one of Python's."""
 
     status = "runner_lost"
 
 
 class StepDataError(DataError, StepError):
-    """The dataset has raised, or an element cannot be used. `__cause__`: as of StepModelError."""
+    """The dataset has raised, or an element cannot be used. `__cause__`: as in StepModelError."""
 
     status = "data_end"
 

@@ -38,7 +38,7 @@ _owners: weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[Manager]] = weak
 
 @dataclasses.dataclass(frozen=True)
 class _Continuation:
-    """Where processes stood that rebind() has ended, for others that go on from there."""
+    """Where the processes stood that rebind() has ended. New processes go on from there."""
 
     state: str
     settings: list[str]
@@ -46,11 +46,11 @@ class _Continuation:
 
 @dataclasses.dataclass(frozen=True)
 class _Renewal:
-    """Processes are to end for others. start() goes on with what an exception of a signal handler has ended."""
+    """All processes are to be replaced. start() finishes that if a signal handler's exception has cut it short."""
 
-    model: torch.nn.Module | None  # The one that the others get; None: the same.
-    goes_on: bool  # Whether they go on from where the former stood.
-    back_to: Standing | None = None  # Or from there.
+    model: torch.nn.Module | None  # The model of the new processes; None: the same.
+    goes_on: bool  # Whether the new processes go on where the former stood.
+    back_to: Standing | None = None  # Where they go on, if not where the former stood.
 
 
 class Manager(InnerDriver):
@@ -60,9 +60,9 @@ class Manager(InnerDriver):
         model (`"gpt"`, `"torchscript"`, ...), which `config` or `model__gpt={}` describes and which needs no Python.
         The module's parameters and their `.grad` become the session's memory: an optimizer steps on them in place. Each
         parameter has its dtype: float64, float32, bfloat16, float16, complex64 or complex128, or, if it is frozen, any
-        other. `.grad` is None until a step gives a gradient. The model returns
-        a mapping, a dataclass or a named tuple with "loss", another tuple that begins with the loss, or the loss. Other
-        numbers that have names, of Python, NumPy or torch, arrive in `StepResult.scalars`, averaged like the loss.
+        other. `.grad` is None until a step gives a gradient. The model returns a mapping, a dataclass or a named tuple
+        with "loss", another tuple that begins with the loss, or the loss. Other numbers that have names, of Python,
+        NumPy or torch, arrive in `StepResult.scalars`, averaged like the loss.
         For modules that cannot be pickled (locks, open files), pass a function without arguments that makes the module.
         It is called once here, and once in each other process unless the start method is `fork`. `manager.model` is the
         module that it made here.
@@ -75,17 +75,17 @@ class Manager(InnerDriver):
         makes batches of `batch_size_per_device` elements. A mapping becomes the keyword arguments of the model, a tuple
         the positional ones. The dataset is read once, or `data.epochs` times; no step has elements of two epochs. Each
         batch of a DataLoader is a step, divided among the runners; with a collate_fn its batches are elements. The
-        manager process reads it. A thread of this process reads a generator, an iterator of Python itself, a dataset
-        with a queue or a thread, and one that would have to be pickled and cannot, and sends the elements there.
+        manager process reads it. What only this process can read, a thread here reads and sends: a generator, an
+        iterator of Python itself, a dataset with a queue or a thread, and one that cannot be pickled but must be.
         None: the configuration names the dataset (`data.kind`, `data.factory`).
-    loss: what computes the loss of what the model returns, if the script does: a criterion (a module, or a function of
+    loss: computes the loss from the model's outputs, where the model does not: a criterion (a module, or a function of
         torch.nn.functional), which gets outputs and targets, or another function, which gets outputs and the whole
         batch. It returns what a model returns. The model is called without the targets: of a tuple the last element,
         unless forward() has no default for any; of a mapping the entries that forward() does not name. A batch that is
         neither goes to both. Or the place of the loss in what the model returns: 1, "nll".
     extra: modules and tensors outside the model that are trained with it: `[criterion]`, or `{"log_alpha": tensor}`.
         Their parameters are the session's, named `extra.0.weight`, or by the mapping's names; those of a `loss` that is
-        a module are named `loss.weight`. parameters() has them behind those of the model.
+        a module are named `loss.weight`. In parameters() they follow the model's.
     collate_fn: makes a batch of a list of elements, in the runner. None: elements of tensors are stacked as they are
         written to shared memory, at no further cost.
     nprocs, prefetch, batch_size_per_device, grad_accumulation_steps, seed_base: as in the configuration.
@@ -107,15 +107,15 @@ class Manager(InnerDriver):
         `forkserver`: as `spawn`, but the interpreter with torch is started once, and forked for this manager and all
         later ones, which start in a fraction of the time.
         `auto`: `fork`, unless this process has used CUDA or torch_xla; then `spawn`, and a warning says why.
-    refresh: what becomes of changes that values do not tell. `auto`: before each step this process looks
-        for them, and calls refresh(); with another start method than `fork` it raises ModelError. `always`: it calls
-        refresh() before each step. `never`: it does not look; call refresh() after a change.
+    refresh: what happens after changes that cannot be sent to runners as values. `auto`: before each step this process
+        looks for them, and calls refresh(); with another start method than `fork` it raises ModelError. `always`: it
+        calls refresh() before each step. `never`: it does not look; call refresh() after a change.
     max_element_bytes: the most that a pickled element may have. Elements are pickled with a collate_fn, and when they
         are not made of tensors. None: any size.
     weights: paths or patterns of safetensors files that have the initial values, as in
         `Manager(make_model, weights="llama/*.safetensors")`. The function makes the model on the meta device (`with
         torch.device("meta"):`), with its buffers on the CPU; the values go from the files into shared memory, where
-        they are once.
+        they exist once.
     options: further keys: `step_timeout=30`, `runners={"on_loss": "fail"}` or `runners__on_loss="fail"`.
 
     One thread at a time: a call while another thread is in one raises UsageError. In a forked child the handle is
@@ -125,7 +125,7 @@ class Manager(InnerDriver):
     """
 
     _is_shared = False  # The script has shared the parameters with processes that it forks: share_memory().
-    _first_step = 0  # How many steps there were before the processes that there are.
+    _first_step = 0  # How many steps were made before the present processes began.
 
     def __init__(
         self,
@@ -187,9 +187,9 @@ class Manager(InnerDriver):
         self._dataset = dataset
         self._continues: _Continuation | None = None  # From rebind() until there are processes again.
         self._renewal: _Renewal | None = None
-        self._left: Binding | None = None  # The model is leaving it: an exception may have ended that in between.
+        self._left: Binding | None = None  # What the model was leaving when an exception interrupted that.
         self._is_refreshing = False
-        self._method = ""  # The start method of the processes that there are.
+        self._method = ""  # The start method of the present processes.
         named = {
             "nprocs": nprocs,
             "prefetch": prefetch,
@@ -262,7 +262,7 @@ class Manager(InnerDriver):
         self._is_shared |= any(leaf.is_shared() for leaf in on_cpu)  # type: ignore[no-untyped-call]
 
     def _whole(self, model: torch.nn.Module) -> torch.nn.Module:
-        """The model with its loss and what else is trained."""
+        """The model with its loss and `extra`."""
         found = whole(model, self._loss, self._extra)
         if found is not model:
             arguments.check(found, None, None)
@@ -340,7 +340,7 @@ class Manager(InnerDriver):
         self.start()
 
     def _has_begun(self, method: str) -> bool:
-        """The processes are there. False: others are to begin, because the checkpoint has more than was expected."""
+        """Completes a start. False: other processes are to begin, because the checkpoint has more than was expected."""
         self._bound.started()
         if self._is_shared:
             self._handle.share_with_children()
@@ -369,9 +369,9 @@ class Manager(InnerDriver):
         return True
 
     def _bind(self, needs_values: bool) -> None:
-        """Moves the model's parameters into the session. start() calls it when there is one.
+        """Moves the model's parameters into the session. start() calls it when the session exists.
 
-        needs_values: it has no values yet. The slabs have no memory yet, so a large model does not exist twice.
+        needs_values: the session has none yet. The slabs have no memory yet, so a large model does not exist twice.
         """
         self._binding = Binding(
             self._handle, self._model, self._keeps_zeros, self._delivery.record, self._delivery.grown
@@ -393,7 +393,7 @@ class Manager(InnerDriver):
         self.start()
 
     def _end_former(self, renewal: _Renewal) -> None:
-        """Ends the processes, so that start() can start others. What was done of it before may be done again."""
+        """Ends the processes, so that start() can start others. May be called again after an exception."""
         if self._handle.started:
             self._put_away()
             self._handle.stop()
@@ -416,7 +416,7 @@ class Manager(InnerDriver):
             self._delivery.change_model(renewal.model)
 
     def _put_away(self) -> None:
-        """Without a binding no call takes what has half left it for the model's."""
+        """Drops the binding: from now on no call takes parameters that have half left it for the model's."""
         if self._binding is not None:
             self._left, self._binding = self._binding, None
 
@@ -432,8 +432,8 @@ class Manager(InnerDriver):
         """Goes on with a model that has other parameters: adapters were attached or merged, a layer was added.
 
         model: the changed model; None: the one that was passed before, which was changed in place. Parameters that stay
-        are the same objects, with their values and gradients, so an optimizer keeps its state for them; give it those
-        that are new (`add_param_group()`). Steps, position in the data, generators of the runners and checkpoints
+        are the same objects, with their values and gradients, so an optimizer keeps its state for them; give it the
+        new ones (`add_param_group()`). Steps, position in the data, generators of the runners and checkpoints
         (`run_id`) go on. All runners begin with the buffers that the model has here.
 
         Ends the processes and starts others, which takes as long as start(). Raises ModelError for a model that a
@@ -467,7 +467,10 @@ class Manager(InnerDriver):
         self._beside_fork_server(lambda: self._handle.resize(runners))
 
     def recover(self) -> None:
-        """Starts a new manager process over the same session. Call it after a step returned `manager_lost`."""
+        """Starts a new manager process over the same session.
+
+        Requires: a step returned `manager_lost`.
+        """
         self._check_idle("recover")
         if self._inner is not None:
             renewed = self._finish_renewal("recover")
@@ -503,7 +506,7 @@ class Manager(InnerDriver):
     def call(self, function: Callable[[torch.nn.Module], Any], rank: int = 0) -> Any:
         """Returns what `function(model)` returns in the runner of `rank`, with its model, and its globals in a fork.
 
-        For what forward() has left there: a metric, a counter, a list. It runs between two steps, in no try of one;
+        For what forward() has left there: a metric, a counter, a list. It runs between two steps, never in an attempt;
         what it changes stays in that runner, and buffers come back with the next step. What it returns is pickled.
         Blocks, for at most `step_timeout`. Raises UsageError for a function that cannot be pickled and for models of
         services, ModelError with the traceback of what the function has raised, RunnerError when the runner is lost.
@@ -518,7 +521,7 @@ class Manager(InnerDriver):
         return calls.result()
 
     def _beside_fork_server(self, call: Callable[[], None]) -> None:
-        """Makes the call, and once more beside other processes if the fork server was lost: only this one forks one."""
+        """Makes the call. If the fork server was lost, this process, which alone forks one, does so and calls again."""
         try:
             call()
         except RunnerError:
@@ -532,7 +535,7 @@ class Manager(InnerDriver):
         self.refresh()
 
     def _fork_anew(self, call: Callable[[], None]) -> None:
-        """The processes that `call` makes know all that this process has changed."""
+        """Makes `call`, so that the processes that it makes know all that this process has changed."""
         self._check_owner(call.__name__)
         if why := start_methods.why_not_forked(self._handle.device):
             if self._start_method == "fork":

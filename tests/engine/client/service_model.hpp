@@ -1,6 +1,6 @@
 // A service as a model: its hosts, the service, and its runners. They are of different users, so a host ends
 // nobody. Their steps are the single accesses to shared memory that the real processes make
-// (engine/client/handle.cpp, engine/client/stepper.cpp, engine/manager/host_lease.cpp,
+// (engine/client/handle.cpp, engine/client/stepper.cpp, engine/manager/lease.cpp,
 // engine/manager/failure_recovery.cpp, engine/service/actions.cpp). Each process can be stopped, continued or
 // killed between any two steps.
 //

@@ -51,7 +51,7 @@ TEST_F(FuzzTest, ARefusalSaysWhichFieldOfWhomAndWhatIsRight) {
             "a request of the host: 'ranks' is 99; it must be an integer from 1 to 24");
   test::send_raw(theirs.get(), json{{"type", "Attach"}}.dump());
   EXPECT_EQ(std::get<Refused>(*next_request(ours.get())).why,
-            "a request of the host: 'type' is \"Attach\"; it must be Stop, Detach, Resize or Save");
+            "a request of the host: 'type' is \"Attach\"; it must be Leave, Resize or Save");
 }
 
 TEST_F(FuzzTest, AFloodOfWhatIsNoNoticeKeepsTheHostForABoundedTimeOnly) {

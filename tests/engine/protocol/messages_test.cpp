@@ -130,7 +130,7 @@ TEST_F(MessagesTest, RequestsArriveInTheirOrderAndTheEndOfTheHostIsAStop) {
   EXPECT_EQ(device(std::get<Save>(*request).lock), device(zero()));
   host.reset();
   request = next_request(manager.get());
-  EXPECT_TRUE(std::holds_alternative<Stop>(*request));
+  EXPECT_TRUE(std::holds_alternative<Closed>(*request));
 }
 
 TEST_F(MessagesTest, WhatAHostOfAServiceNeedsArrives) {
@@ -167,14 +167,14 @@ TEST_F(MessagesTest, AttachingToWhatIsNoServiceIsRefused) {
 // A host whose lease has ended may have sent a request before it knew.
 TEST_F(MessagesTest, ARequestUnderAnotherLeaseIsRefused) {
   send_request(host.get(), Resize{1}, 2);
-  send_request(host.get(), Stop{});
-  send_request(host.get(), Detach{}, 3);
+  send_request(host.get(), Leave{});
+  send_request(host.get(), Leave{}, 3);
   auto request = next_request(manager.get(), 3);
   EXPECT_NE(std::get<Refused>(*request).why.find("lease 2"), std::string::npos);
   request = next_request(manager.get(), 3);
   EXPECT_TRUE(std::holds_alternative<Refused>(*request));
   request = next_request(manager.get(), 3);
-  EXPECT_TRUE(std::holds_alternative<Detach>(*request));
+  EXPECT_TRUE(std::holds_alternative<Leave>(*request));
 }
 
 TEST_F(MessagesTest, ASaveWhoseMemoryFindsNoRoomSaysSo) {
@@ -279,7 +279,7 @@ TEST_F(MessagesTest, TheEndOfThePeerIsSaid) {
   manager.reset();
   EXPECT_THROW(receive_answer(host.get(), soon()), SessionError);
   EXPECT_FALSE(next_notice(host.get())) << "as if there were none; its pidfd tells";
-  EXPECT_THROW(send_request(host.get(), Stop{}), SystemError);
+  EXPECT_THROW(send_request(host.get(), Leave{}), SystemError);
   auto [ours, theirs] = ipc::socket_pair();
   theirs.reset();
   EXPECT_THROW(receive_configuration(ours.get(), soon()), SessionError);

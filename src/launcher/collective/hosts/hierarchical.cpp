@@ -50,7 +50,7 @@ std::vector<std::size_t> Hierarchical::per_host(std::size_t unit) const {
   return result;
 }
 
-// A leader that cannot connect tells its host why, in the words of its own error.
+// A leader that cannot connect tells the ranks of its node why, in the words of its own error.
 void Hierarchical::connect(tcp::Mesh* parent) {
   const auto deadline = setup_.connect_by;
   std::string text;
@@ -105,8 +105,8 @@ void Hierarchical::leave(const tcp::Failure& why) noexcept {
   shm::give_up(*local_);
 }
 
-// If a leader is late, the others cannot know which rank of its host is the cause. So a timeout names all
-// ranks of that host.
+// If a leader is late, the others cannot know which rank of its node is the cause. So a timeout names all
+// ranks of that node.
 tcp::Failure Hierarchical::whole_hosts(tcp::Failure failure) const {
   if (failure.cause != Cause::timeout) return failure;
   std::vector<int> late;
@@ -170,7 +170,7 @@ Hierarchical::Setup Hierarchical::setup_of_group(std::span<const int> ranks, con
 
 std::shared_ptr<Communicator> Hierarchical::group(std::span<const int> ranks, const CallOptions& options) {
   auto setup = setup_of_group(ranks, options);
-  // The members' ranks in the group, by host; hosts without members are left out.
+  // The members' ranks in the group, by node; nodes without members are left out.
   std::vector<std::vector<int>> members(layout_.hosts.size());
   std::vector<int> neighbours;
   for (std::size_t i = 0; i < ranks.size(); ++i) {
@@ -181,7 +181,7 @@ std::shared_ptr<Communicator> Hierarchical::group(std::span<const int> ranks, co
   std::erase_if(members, [](const auto& of_host) { return of_host.empty(); });
   std::ranges::sort(members);
   if (members.size() == 1) return local_->group(neighbours, options);
-  // If the members of this host cannot come together, the other hosts are told.
+  // If the members of this node cannot come together, the other nodes are told.
   Rendezvous leaders(*setup.store, leaders_of(setup.name), setup.connect_timeout_s, setup.connect_by);
   auto local = neighbours.size() == 1
                    ? make_serial(setup.ranks[index(setup.rank)])

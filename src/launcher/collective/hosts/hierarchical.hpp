@@ -1,18 +1,18 @@
-// The communicator over several hosts. The ranks of one host work together in shared memory. One rank of each
-// host, its leader, exchanges data with the other leaders over TCP and passes the result to its host.
+// The communicator over several nodes. The ranks of one node work together in shared memory. One rank of each
+// node, its leader, exchanges data with the other leaders over TCP and passes the result to its node.
 //
 //   all ranks      exchange the signatures of the call        local all_gather
 //   leaders        exchange the signatures of all ranks       TCP
 //   all ranks      the leader's verdict                       local broadcast; all ranks agree
-//   all ranks      data of the host                           local
-//   leaders        data of all hosts                          TCP    these three once for each part
+//   all ranks      data of the node                           local
+//   leaders        data of all nodes                          TCP    these three once for each part
 //   all ranks      the leader's verdict, result               local
 //
-// The other ranks of a host see nothing of the network. So every exchange between leaders ends with a
-// verdict, which the leader broadcasts to its host. A leader tells the other leaders of failures on its own
-// host.
+// The other ranks of a node see nothing of the network. So every exchange between leaders ends with a
+// verdict, which the leader broadcasts to its node. A leader tells the other leaders of failures on its own
+// node.
 //
-// A reduction combines the ranks of each host in their order, then the hosts in the order of their lowest
+// A reduction combines the ranks of each node in their order, then the nodes in the order of their lowest
 // ranks. All ranks get the same bits.
 #pragma once
 
@@ -35,11 +35,11 @@
 
 namespace accelmgr::collective {
 
-/// Which member is on which host.
+/// Which member is on which node.
 struct HostLayout {
-  std::vector<std::vector<int>> hosts;  ///< Members, ascending; hosts in the order of their lowest ones.
-  std::size_t host = 0;                 ///< Index of this rank's host.
-  std::size_t local = 0;  ///< Index of this rank among the members of its host. 0 is the leader.
+  std::vector<std::vector<int>> hosts;  ///< Members, ascending; nodes in the order of their lowest ones.
+  std::size_t host = 0;                 ///< Index of this rank's node.
+  std::size_t local = 0;  ///< Index of this rank among the members of its node. 0 is the leader.
 
   HostLayout(std::vector<std::vector<int>> hosts, int rank);
   std::size_t host_of(int member) const noexcept;
@@ -53,15 +53,15 @@ class Hierarchical final : public Communicator {
     std::string name;           ///< Prefix of the keys in the store; never used before.
     int rank;                   ///< This process's index among the members.
     std::vector<int> ranks;     ///< The rank in the world of each member.
-    std::string address;        ///< Numeric address of this host.
+    std::string address;        ///< Numeric address of this node.
     double timeout_s;           ///< Of every call whose options give none.
     double connect_timeout_s;   ///< Of connecting; for error texts.
     base::Deadline connect_by;  ///< Deadline of connecting.
     std::string world;  ///< Name of the world from which this group descends; of a world, its own name.
   };
 
-  /// `local` is the communicator of this host's members, in their order. `parent` is set
-  /// for a group: the mesh that its leaders belong to. Blocks until all hosts are connected.
+  /// `local` is the communicator of this node's members, in their order. `parent` is set
+  /// for a group: the mesh that its leaders belong to. Blocks until all nodes are connected.
   Hierarchical(Setup setup, HostLayout layout, std::shared_ptr<Communicator> local,
                tcp::Mesh* parent = nullptr);
 
@@ -110,7 +110,7 @@ class Hierarchical final : public Communicator {
     }
   };
 
-  /// How an exchange between leaders ended, as a leader tells the ranks of its host.
+  /// How an exchange between leaders ended, as a leader tells the ranks of its node.
   struct Verdict {
     enum class Kind : std::uint32_t { go_on, differ, failed } kind = Kind::go_on;
     tcp::Note failure{};
@@ -119,7 +119,7 @@ class Hierarchical final : public Communicator {
   std::size_t world() const noexcept { return setup_.ranks.size(); }
   bool leads() const noexcept { return layout_.local == 0; }
   std::size_t locals() const noexcept { return layout_.hosts[layout_.host].size(); }
-  /// For each host: the number of its members times `unit`.
+  /// For each node: the number of its members times `unit`.
   std::vector<std::size_t> per_host(std::size_t unit) const;
 
   double timeout_of(const CallOptions& options) const noexcept {
@@ -150,10 +150,10 @@ class Hierarchical final : public Communicator {
   /// throws CollectiveError, this member leaves and fails the call.
   template <class Step>
   auto locally(const Call& call, Step&& step, std::int64_t margin_ns = timing::leader_margin_ns);
-  /// Leaders call exchange(mesh). Then all ranks of the host share how it ended; throws if it failed.
+  /// Leaders call exchange(mesh). Then all ranks of the node share how it ended; throws if it failed.
   template <class Exchange>
   void between_hosts(const Call& call, Exchange&& exchange);
-  /// Like between_hosts(). exchange(mesh) returns whether the calls of the hosts differ, and so does this.
+  /// Like between_hosts(). exchange(mesh) returns whether the calls of the nodes differ, and so does this.
   template <class Exchange>
   bool hosts_differ(const Call& call, Exchange&& exchange);
   void share(const Call& call, void* data, std::size_t bytes);
@@ -164,8 +164,8 @@ class Hierarchical final : public Communicator {
 
   Setup setup_;
   HostLayout layout_;
-  std::vector<int> order_;          ///< All members, host by host.
-  std::vector<std::size_t> bases_;  ///< Where each host begins in order_.
+  std::vector<int> order_;          ///< All members, node by node.
+  std::vector<std::size_t> bases_;  ///< Where each node begins in order_.
   std::shared_ptr<Communicator> local_;
   std::optional<tcp::Mesh> mesh_;  ///< Leaders only.
   ForkMark fork_mark_;

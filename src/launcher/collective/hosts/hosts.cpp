@@ -46,7 +46,7 @@ base::UniqueFd open_world(const std::string& path) {
   return fd;
 }
 
-/// Makes the communicator of this host's ranks. The lowest of them creates its memory.
+/// Makes the communicator of this node's ranks. The lowest of them creates its memory.
 std::shared_ptr<Communicator> join_host(SharedStore& store, const std::string& name, const HostLayout& layout,
                                         double timeout_s, base::Deadline deadline) {
   const auto& members = layout.hosts[layout.host];

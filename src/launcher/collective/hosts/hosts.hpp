@@ -1,4 +1,4 @@
-// Ranks on several hosts: shm within each host, TCP between one leader of each.
+// Ranks on several nodes: shm within each node, TCP between one leader of each.
 #pragma once
 
 #include <memory>
@@ -12,27 +12,27 @@
 
 namespace accelmgr::collective {
 
-/// Identifies a host: boot, pid namespace and network namespace. Two processes have the same key exactly if
+/// Identifies a node: boot, pid namespace and network namespace. Two processes have the same key exactly if
 /// they can share memory and open each other's /proc.
 std::string host_key();
 
-/// Returns the ranks of each host, by their keys. Hosts are in the order of their lowest ranks.
+/// Returns the ranks of each node, by their keys. Nodes are in the order of their lowest ranks.
 std::vector<std::vector<int>> hosts_of(const std::vector<std::string>& keys);
 
 struct Membership {
   int rank = 0;
   int size = 1;
   std::string backend =
-      "auto";  ///< "shm": refused when the ranks are on several hosts; "gloo"; "auto": depends on hosts.
+      "auto";  ///< "shm": refused when the ranks are on several nodes; "gloo"; "auto": depends on nodes.
   double timeout_s = 300;
   std::string interface;          ///< Network interface ("eth0"); empty: see local_address().
-  std::string host = host_key();  ///< Ranks with the same key are on the same host.
+  std::string host = host_key();  ///< Ranks with the same key are on the same node.
 };
 
 /// Makes the communicator of a world whose ranks share nothing but a store. Blocks until all ranks have
 /// called it. Throws UsageError when the rank is out of range; ConfigError when the backend is unknown or
-/// cannot serve these hosts; CollectiveError{timeout}, which names the missing ranks. The store must outlive
-/// the communicator: groups across hosts use it to find each other.
+/// cannot serve these nodes; CollectiveError{timeout}, which names the missing ranks. The store must outlive
+/// the communicator: groups across nodes use it to find each other.
 std::shared_ptr<Communicator> rendezvous(Store& store, const std::string& name, const Membership& membership);
 
 }  // namespace accelmgr::collective

@@ -1,4 +1,4 @@
-// Where ranks of several hosts find each other: a small map of keys and values that all of them can reach.
+// Where ranks of several nodes find each other: a small map of keys and values that all of them can reach.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// The only header of the shm backend that code outside of it includes: communicators of one host, over shared
+// The only header of the shm backend that code outside of it includes: communicators of one node, over shared
 // memory.
 //
 // A world is one memfd, created before its ranks join. Ranks are processes, threads, or both.
@@ -26,7 +26,7 @@ base::UniqueFd create_world(int size, Waiting waiting = Waiting::by_cores);
 
 struct JoinOptions {
   double timeout_s = 300;  ///< Of joining, and of every call whose options give none.
-  /// The rank of each member in the world of all hosts, if this memory is that of one host among several.
+  /// The rank of each member in the world of all nodes, if this memory is that of one node among several.
   /// Empty: 0, 1, ...
   std::vector<int> world_ranks = {};
 };

@@ -32,7 +32,7 @@ class Group {
   std::uint64_t id() const noexcept { return claim_.id; }
   World& world() noexcept { return *world_; }
   const std::shared_ptr<World>& shared_world() const noexcept { return world_; }
-  /// Ranks in this host's world, and in the world of all hosts.
+  /// Ranks in this node's world, and in the world of all nodes.
   const std::vector<int>& members() const noexcept { return members_; }
   const std::vector<int>& world_ranks() const noexcept { return world_ranks_; }
 
@@ -59,7 +59,7 @@ class Group {
   const std::byte* half(int member) const noexcept { return half_of(member, round_); }
   std::uint64_t length(int member) const noexcept { return post_of(member, round_).length; }
 
-  /// The ranks in the world of all hosts of members that have ended or left.
+  /// The ranks in the world of all nodes of members that have ended or left.
   std::vector<int> gone();
 
   /// Ends the group because this member throws in the middle of a call.

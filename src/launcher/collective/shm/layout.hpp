@@ -1,4 +1,4 @@
-// The byte map of a world: the shared memory of the ranks of one host. Plain data; behaviour is elsewhere.
+// The byte map of a world: the shared memory of the ranks of one node. Plain data; behaviour is elsewhere.
 //
 // clang-format off
 //   world memfd, N ranks (offsets in Header; controls and data begin at pages)

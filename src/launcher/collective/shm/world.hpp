@@ -18,7 +18,7 @@ struct GroupKey {
   std::uint64_t parent = 0;  ///< Id of the group it is made from; 0: this is the world.
   std::uint64_t ordinal =
       0;  ///< Counts groups with these members and this parent; for the world: counts joins.
-  std::vector<int> members;  ///< Ranks in this host's world, ascending.
+  std::vector<int> members;  ///< Ranks in this node's world, ascending.
 };
 
 struct Claim {
@@ -36,7 +36,7 @@ class World {
   int rank() const noexcept { return rank_; }
   int size() const noexcept { return static_cast<int>(memory_.header().ranks); }
   double timeout_s() const noexcept { return timeout_s_; }
-  /// Returns the rank in the world of all hosts.
+  /// Returns the rank in the world of all nodes.
   int world_rank(int rank) const noexcept { return world_ranks_[static_cast<std::size_t>(rank)]; }
   Memory& memory() noexcept { return memory_; }
   Liveness& liveness() noexcept { return liveness_; }

@@ -26,7 +26,7 @@ enum class CallKind : std::uint8_t {
 
 inline constexpr std::size_t most_dimensions = 16;
 
-/// Plain data, compared byte by byte. It also goes through shared memory and between hosts.
+/// Plain data, compared byte by byte. It also goes through shared memory and between nodes.
 struct Signature {
   std::uint64_t sequence;  ///< Number of the call in its communicator, from 1.
   std::uint64_t count;     ///< Elements; 0 for barriers and objects.

@@ -47,7 +47,7 @@ Mesh::~Mesh() {
 void Mesh::exchange(std::span<const Send> sends, std::span<const Receive> receives, base::Deadline deadline) {
   if (abandoned_) throw ExchangeError({Cause::broken, {}});
   std::vector<Transfer> transfers;
-  // What a rank sent before it gave up may have come: this rank is late.
+  // Messages that a rank sent before it gave up may have come: this rank is late.
   wait_for(transfers, base::Deadline::at_ns(0));
   for (const auto& send : sends)
     transfers.push_back({send.to, true, static_cast<std::byte*>(const_cast<void*>(send.data)), send.bytes});

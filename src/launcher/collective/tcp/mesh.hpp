@@ -1,6 +1,6 @@
 // A mesh connects every two of its ranks by TCP and exchanges messages between them. Two connections lead to
-// each peer: one for messages, one for the note in which a rank that gives up says why. So the others do not
-// take it for dead: a rank whose connections end without a note is.
+// each peer: one for messages, one for the note in which a rank that gives up says why. A rank whose
+// connections end without a note counts as dead.
 #pragma once
 
 #include <array>
@@ -24,7 +24,7 @@ struct Failure {
   std::vector<int> ranks;
 };
 
-/// A failure as plain data, which processes tell each other. Has room for the first of many ranks.
+/// A failure as plain data, which processes tell each other. If there are many ranks, it has only the first.
 struct Note {
   CollectiveError::Cause cause;
   std::uint32_t count;
@@ -51,7 +51,7 @@ class Mesh {
     std::string name;        ///< Name of this mesh in the store; never used before.
     int rank;                ///< This process's rank in the mesh.
     std::vector<int> ranks;  ///< The rank in the world of each member.
-    std::string address;     ///< Numeric address of this host.
+    std::string address;     ///< Numeric address of this node.
     Mesh* parent = nullptr;  ///< Set if this mesh is a group of another mesh. It reports dead members while
                              ///< this mesh connects; it is not used later.
   };
@@ -128,7 +128,7 @@ class Mesh {
   Peer& peer(int rank) noexcept { return peers_[static_cast<std::size_t>(rank)]; }
 
   Place place_;
-  std::vector<Peer> peers_;  ///< That of this rank has no sockets and is `gone`.
+  std::vector<Peer> peers_;  ///< This rank's entry has no sockets and is `gone`.
   ForkMark fork_mark_;
   std::uint64_t completed_ = 0;  ///< How many exchanges this rank has completed.
   bool abandoned_ = false;

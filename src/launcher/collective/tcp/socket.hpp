@@ -1,4 +1,4 @@
-// TCP sockets between the leaders of hosts. They do not block.
+// TCP sockets between the leaders of nodes. They do not block.
 #pragma once
 
 #include <cstddef>
@@ -23,7 +23,7 @@ class Socket {
   }
   ~Socket();
 
-  /// Listens at a free port of a numeric address of this host. Throws as ipc::bind_tcp().
+  /// Listens at a free port of a numeric address of this node. Throws as ipc::bind_tcp().
   static Socket listening(const std::string& address);
   /// Connects to a name() of a listening socket. Throws SystemError when that fails or the deadline passes.
   static Socket connected(const std::string& name, base::Deadline deadline);

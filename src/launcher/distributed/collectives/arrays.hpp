@@ -1,4 +1,4 @@
-// Collectives of tensors as plain memory: dense, in host memory, row-major. The callers
+// Collectives of tensors as plain memory: dense, in CPU memory, row-major. The callers
 // (libtorch_distributed, python) convert their tensors to this form and allocate the memory of the results.
 #pragma once
 
@@ -16,7 +16,7 @@
 
 namespace accelmgr::distributed {
 
-/// SUM, AVG, PRODUCT, MIN, MAX, AND, OR. Throws UsageError, which lists them.
+/// The operation with this name: SUM, AVG, PRODUCT, MIN, MAX, AND, OR. Throws UsageError, which lists these.
 ReduceOp reduce_op(const std::string& name);
 
 /// The dtype with this torch name. Throws UsageError for dtypes that collectives do not support (quantized,

@@ -2,13 +2,13 @@
 // used.
 //
 //   new --first call: the members compare their GPUs--> over NCCL --an error, a lost member--> broken
-//                                                  \--> through host memory
+//                                                  \--> through CPU memory
 //
-// The communicator itself stays in host memory. It carries the agreement on each call (a mismatch and missing
-// ranks are named as ever), the id of NCCL's communicator, and the life of the members. Nothing of CUDA and
+// The communicator itself stays in CPU memory. It carries the agreement on each call (a mismatch and missing
+// ranks are named as ever), the id of NCCL's communicator, and tells which members live. Nothing of CUDA and
 // NCCL is loaded before the first call.
 //
-// What does not hold over NCCL: see base/cuda/device_collectives.hpp.
+// Promises that do not hold over NCCL: see base/cuda/device_collectives.hpp.
 #pragma once
 
 #include <functional>
@@ -39,7 +39,7 @@ struct DeviceLibraries {
 
 /// The libraries that this process has already, because torch loaded them, or those of the system.
 DeviceLibraries device_libraries();
-/// Those at these paths instead, for teams that are made from now on. For tests.
+/// Teams that are made from now on use the libraries at these paths instead. For tests.
 void use_device_libraries(const std::string& cuda, const std::string& nccl);
 
 /// Used by one thread at a time. The communicator outlives it, or is called no more.
@@ -55,11 +55,11 @@ class DeviceTeam {
   DeviceTeam(const DeviceTeam&) = delete;
   DeviceTeam& operator=(const DeviceTeam&) = delete;
 
-  // Memory of `place.device` in all of these, with the contract of arrays.hpp. The thread's current device is
-  // `place.device`. They block until the result is there. Each returns false, on all members, if the same
-  // call is to be made in host memory; it has done nothing then but compare the calls. The first member says
-  // once in the log why. They throw as Communicator does; UsageError for a device that is not that of the
-  // first call; DeviceError if this member's device fails.
+  // All of these take memory of `place.device`, with the contract of arrays.hpp. The thread's current device
+  // is `place.device`. They block until the result is there. Each returns false, on all members, if the same
+  // call is to be made in CPU memory; it has done nothing then but compare the calls. The first member says
+  // once in the log why. They throw as Communicator does; UsageError for another device than in the first
+  // call; DeviceError if this member's device fails.
 
   [[nodiscard]] bool all_reduce(const Array& in, void* out, ReduceOp op, const OnDevice& place);
   [[nodiscard]] bool all_gather(const Array& in, void* out, const OnDevice& place);

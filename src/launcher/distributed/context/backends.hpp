@@ -6,9 +6,9 @@
 
 namespace accelmgr::distributed {
 
-/// "auto": shm on one host, gloo over several. It is accepted, but available_backends() does not list it.
+/// "auto": shm on one node, gloo over several. It is accepted, but available_backends() does not list it.
 inline constexpr const char* auto_backend = "auto";
-/// Tensors on GPUs go over NCCL; what is in host memory goes as with "auto".
+/// Tensors on GPUs go over NCCL; what is in CPU memory goes as with "auto".
 inline constexpr const char* nccl_backend = "nccl";
 
 /// The number of GPUs that CUDA_VISIBLE_DEVICES leaves visible. Uses no device library.

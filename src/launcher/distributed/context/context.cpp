@@ -64,7 +64,7 @@ JoinRequest request_of(Environment environment) {
   return request;
 }
 
-/// An address may be that of a later communicator, so its end is looked for.
+/// A later communicator may have the same address, so `members` tells when this one has ended.
 struct Context::OfDevices {
   std::weak_ptr<Communicator> members;
   std::unique_ptr<DeviceTeam> team;

@@ -57,7 +57,7 @@ class Context {
   /// call for it chooses the backend; without a choice it is the context's.
   DeviceTeam& device_team(const std::shared_ptr<Communicator>& members,
                           const std::optional<std::string>& backend = std::nullopt);
-  /// True if all these ranks are on one host. Joins the world.
+  /// True if all these ranks are on one node. Joins the world.
   bool share_host(const std::vector<int>& ranks);
 
   /// Marks a context of initialize(): a change of the environment does not replace it.

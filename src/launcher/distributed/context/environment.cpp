@@ -116,7 +116,7 @@ Place place_of(const Environment& environment) {
     place.node_rank = 0;
     place.node_count = 1;
   } else if (place.local_world_size && place.world_size % *place.local_world_size == 0) {
-    // Assumes that each host has the same number of consecutive ranks, as every launcher does.
+    // Assumes that each node has the same number of consecutive ranks, as every launcher does.
     if (!place.node_count) place.node_count = place.world_size / *place.local_world_size;
     if (!place.node_rank) place.node_rank = place.rank / *place.local_world_size;
     if (!place.local_rank) place.local_rank = place.rank % *place.local_world_size;

@@ -20,7 +20,7 @@ struct Environment {
   std::string backend;              ///< Set by our launcher; empty under another launcher.
   std::string interface;            ///< Set by our launcher, or the first of gloo's; may be empty.
   std::optional<double> timeout_s;  ///< Set by our launcher.
-  std::string world_memory;         ///< Set by our launcher: path of the memory of this host's ranks.
+  std::string world_memory;         ///< Set by our launcher: path of the memory of this node's ranks.
 
   bool operator==(const Environment&) const = default;
   bool by_accelmgr() const noexcept { return !backend.empty() || !world_memory.empty(); }
@@ -50,10 +50,10 @@ struct Place {
 };
 
 /// The place that an environment with ranks describes. If LOCAL_WORLD_SIZE is not set and MASTER_ADDR is a
-/// loopback address, the world is taken to be on one host.
+/// loopback address, the world is taken to be on one node.
 Place place_of(const Environment& environment);
 
-/// The place of rank `rank`, where hosts[i] is the host of rank i. Hosts are numbered by their lowest ranks.
+/// The place of rank `rank`, where hosts[i] is the node of rank i. Nodes are numbered by their lowest ranks.
 Place place_among(int rank, const std::vector<std::string>& hosts);
 
 }  // namespace accelmgr::distributed

@@ -47,7 +47,7 @@ Group new_group(const std::vector<int>& ranks, const std::optional<std::string>&
   state->rank = place_in(state->ranks, context.rank());
   state->context = context.number();
   if (state->rank >= 0) {
-    // Groups are made by the world's communicator, which uses memory within a host and TCP between hosts.
+    // Groups are made by the world's communicator, which uses memory within a node and TCP between nodes.
     if (backend == "shm" && !context.share_host(state->ranks))
       throw ConfigError(
           fmt::format("backend 'shm' is for ranks on one host, but ranks [{}] are on several hosts",

@@ -47,7 +47,7 @@ Environment environment_for(const InitializeOptions& options) {
   }
   environment.rank = rank;
   environment.world_size = world_size;
-  // The ranks meet elsewhere: a loopback MASTER_ADDR must not make place_of() assume one host.
+  // The ranks meet elsewhere: a loopback MASTER_ADDR must not make place_of() assume one node.
   if (!by_environment) environment.master_addr.clear();
   return environment;
 }
@@ -75,7 +75,7 @@ void initialize(const std::string& backend, const InitializeOptions& options, ba
   auto context = std::make_unique<Context>(std::move(request));
   context->world()->barrier();
   context->keep();
-  // The ranks of a host see the GPUs of all of them, and each computes on its own.
+  // The ranks of a node see the GPUs of all of them, and each computes on its own.
   const bool on_gpu =
       context->backend() == nccl_backend || std::getenv(launch::variable::selected_gpus) != nullptr;
   replace_context(std::move(context));

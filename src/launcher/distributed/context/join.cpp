@@ -35,7 +35,7 @@ ipc::HostPort address_in(const std::string& tcp) {
   }
 }
 
-/// True if our launcher made memory for exactly this world, which must be on one host.
+/// True if our launcher made memory for exactly this world, which must be on one node.
 bool has_world_memory(const JoinRequest& request) {
   const auto& environment = request.environment;
   return meets_by_environment(request) && !environment.world_memory.empty() &&

@@ -30,7 +30,7 @@ struct Joined {
   std::shared_ptr<collective::Store> store;
   std::shared_ptr<Communicator> world;
   Place place;                     ///< Complete.
-  std::vector<std::string> hosts;  ///< The host of each rank; empty: all are on this one.
+  std::vector<std::string> hosts;  ///< The node of each rank; empty: all are on this one.
 };
 
 /// Through a store it blocks until all ranks are there; through memory it does not wait. Throws as

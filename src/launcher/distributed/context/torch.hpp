@@ -37,7 +37,7 @@ class Torch {
                                                   std::chrono::milliseconds timeout) = 0;
   /// The number of CUDA devices that this process sees.
   virtual int cuda_device_count() = 0;
-  /// Makes it the current device of this thread. Throws any std::exception.
+  /// Makes device `index` the current one of this thread. Throws any std::exception.
   virtual void use_cuda_device(int index) = 0;
 };
 

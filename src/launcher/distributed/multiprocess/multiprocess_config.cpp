@@ -41,7 +41,7 @@ void resolve(MultiprocessConfig& config, int gpus) {
   if (!config.world_size) config.world_size = std::max(1, gpus);
   const int world_size = *config.world_size;
   if (world_size < 1) refuse("world_size", fmt::format("world_size is {}; it must be 1 or more", world_size));
-  // Several hosts have one rank for each GPU. They meet at an address that other hosts can reach.
+  // Several nodes have one rank for each GPU. They meet at an address that other nodes can reach.
   const bool several_hosts = gpus > 0 && !distributed::is_loopback(config.master_addr);
   if (!config.local_world_size)
     config.local_world_size = several_hosts ? std::min(gpus, world_size) : world_size;

@@ -19,17 +19,17 @@ namespace accelmgr {
 void join_as_rank(MultiprocessConfig config, const char* caller);
 
 /// Joins the world, selects the CUDA device, and checks the group with an all-reduce. Without `backend` the
-/// environment chooses; if it does not, the default fits the hosts. `socket` as in initialize().
+/// environment chooses; if it does not, the default fits the nodes. `socket` as in initialize().
 void join_process_group(const std::optional<std::string>& backend, std::optional<double> timeout_s,
                         const std::string& init_method, base::UniqueFd socket = {});
 
-/// The socket that resolve() has bound at the master's port, if it did and nobody has taken it.
+/// The socket that resolve() has bound at the master's port; empty if there is none, or it was taken already.
 base::UniqueFd taken_port(const MultiprocessConfig& config);
 
 /// Throws ConfigError with this key if the value is out of range: "KEY is 7; OF it must be 1 to 5".
 void check_range(const char* key, int value, int least, int most, const std::string& of = "");
 
-/// As MultiprocessConfig::resolve(), on a host with so many GPUs.
+/// As MultiprocessConfig::resolve(), on a node with so many GPUs.
 void resolve(MultiprocessConfig& config, int gpus);
 
 /// What the ranks of start_ranks() run: it joins the world as `task` says, and calls the user's function.
@@ -41,8 +41,8 @@ struct RankEntry {
   Run run;
 };
 
-/// Launches ranks that run the entry. With `at_store`, the ranks of several hosts meet at a store at the
-/// master's address. On the first host this process serves it until the ranks have ended, at `socket` if that
+/// Launches ranks that run the entry. With `at_store`, the ranks of several nodes meet at a store at the
+/// master's address. On the first node this process serves it until the ranks have ended, at `socket` if that
 /// is bound already. Throws as launch::spawn() and ipc::bind_tcp().
 launch::SpawnContext start_ranks(const RankEntry& entry,
                                  const std::variant<std::string, launch::Function>& function,

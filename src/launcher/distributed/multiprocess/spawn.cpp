@@ -46,7 +46,7 @@ launch::SpawnContext start_ranks(const RankEntry& entry,
 namespace distributed {
 namespace {
 
-constexpr int default_port = 2222;  // For several hosts.
+constexpr int default_port = 2222;  // For several nodes.
 
 // What a child needs besides the function.
 Value task_of(const std::string& backend, const Value& args, const Value& kwargs,

@@ -22,7 +22,7 @@ namespace {
 constexpr off_t users = 0, writer = 1;  // The bytes that are locked.
 constexpr std::uint64_t records_offset = sizeof(std::uint64_t);
 
-// Polls with growing pauses, because NFS does not notify of another host's writes.
+// Polls with growing pauses, because NFS does not notify of another node's writes.
 class Pause {
  public:
   /// False if the deadline has passed or the wait was interrupted.
@@ -96,8 +96,8 @@ FileStore::FileStore(std::string path, base::Deadline deadline) : path_(std::mov
   }
 }
 
-// Gives its own lock back first: two that end at the same time would each find that of the other, and the
-// file would stay.
+// Gives its own lock back first: otherwise two stores that end at the same time would each find the other's
+// lock, and the file would stay.
 FileStore::~FileStore() {
   try_lock(fd_.get(), users, F_UNLCK);
   if (try_lock(fd_.get(), users, F_WRLCK)) ::unlink(path_.c_str());

@@ -66,7 +66,7 @@ std::jthread bound_first_answer(const ipc::HostPort& peer, std::vector<int> befo
   });
 }
 
-/// Sets timeouts: from now on a missing answer, or a host that vanished, makes a call fail.
+/// Sets timeouts: from now on a missing answer, or a node that vanished, makes a call fail.
 void bound_answers(const std::vector<int>& sockets) {
   constexpr auto seconds = static_cast<int>(timing::store_answer_s);
   const timeval receive{.tv_sec = seconds, .tv_usec = 0};

@@ -1,10 +1,10 @@
-// The store through which processes of several hosts find each other. It is torch's TCPStore, so programs of
+// The store through which processes of several nodes find each other. It is torch's TCPStore, so programs of
 // torch.distributed (env://) can use it too. torch itself is server and client
 // (launcher/distributed/context/torch.hpp).
 //
-//   auto socket = ipc::bind_tcp("10.0.0.1", 29500);           // Bind the port before any process is told of
-//   it. auto store = TcpStore::serve(std::move(socket));     // Threads begin here. auto client =
-//   TcpStore::connect("10.0.0.1", 29500, deadline);   // In another process or thread.
+//   auto socket = ipc::bind_tcp("10.0.0.1", 29500);  // before any process is told of the port
+//   auto store = TcpStore::serve(std::move(socket));  // threads begin here
+//   auto client = TcpStore::connect("10.0.0.1", 29500, deadline);  // in another process or thread
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@
 namespace accelmgr::distributed {
 
 /// A client of a store. The client that serve() makes also owns the server, which ends with it. If an answer
-/// does not come within timing::store_answer_s (the server's host is gone or stopped), the call and all later
+/// does not come within timing::store_answer_s (the server's node is gone or stopped), the call and all later
 /// ones throw SessionError. Both factories throw ConfigError if no torch is registered.
 class TcpStore : public collective::Store {
  public:

@@ -28,7 +28,7 @@ void rename(Texts& texts, const std::string& deprecated, const std::string& pres
     texts.emplace(present, std::move(*value));
 }
 
-// node_ip is the address of this host among `ips`. Without ips it is ignored.
+// node_ip is the address of this node among `ips`. Without ips it is ignored.
 void place_node_ip(Texts& texts) {
   const auto address = take(texts, "node_ip", "list this host in ips, or set node_rank");
   const auto ips = texts.find("ips");

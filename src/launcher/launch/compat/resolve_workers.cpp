@@ -59,7 +59,7 @@ void read_configured_devices(Resolution& r) {
   r.from("configured_devices", fmt::format("environment {}", name));
 }
 
-// The name of this host: from the environment, otherwise its entry in the worker string.
+// The name of this node: from the environment, otherwise its entry in the worker string.
 void choose_local_worker(Resolution& r) {
   auto& spec = r.spec;
   spec.local_worker = r.environment_of_hosts(variable::local_worker);
@@ -93,7 +93,7 @@ void choose_service_address(Resolution& r) {
   r.from("service_address", "master_addr, master_port");
 }
 
-// Endpoints are set only if every address is known and the ports of each host are consecutive.
+// Endpoints are set only if every address is known and the ports of each node are consecutive.
 void choose_endpoints(Resolution& r) {
   auto& spec = r.spec;
   if (!spec.workers.empty()) {

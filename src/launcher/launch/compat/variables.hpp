@@ -5,7 +5,7 @@
 namespace accelmgr::launch::variable {
 
 // The variables of torch_xla, renamed. In the environment of the launching process the first group describes
-// the launch, and world size is the number of hosts.
+// the launch, and world size is the number of nodes.
 inline constexpr const char* xla_world_size = "ACCELMGR_WORLD_SIZE";
 inline constexpr const char* local_worker = "ACCELMGR_LOCAL_WORKER";  ///< name:ordinal
 inline constexpr const char* workers = "ACCELMGR_WORKERS";

@@ -1,7 +1,7 @@
-// Worker strings: the hosts of a launch and, once expanded, the address of each process.
+// Worker strings: the nodes of a launch and, once expanded, the address of each process.
 //
-//   worker form   name:ordinal;[grpc://]host:port|...   one entry a host; its processes at port, port+1, ...
-//   TPU form      name;ordinal;host:port|...            one entry a host
+//   worker form   name:ordinal;[grpc://]host:port|...   one entry a node; its processes at port, port+1, ...
+//   TPU form      name;ordinal;host:port|...            one entry a node
 #pragma once
 
 #include <span>
@@ -24,7 +24,7 @@ struct Worker {
 };
 
 inline constexpr const char* local_worker_name = "localservice";
-inline constexpr int tpu_devices = 8;  ///< Devices of a host in the TPU form, unless configured.
+inline constexpr int tpu_devices = 8;  ///< Devices of a node in the TPU form, unless configured.
 
 struct WorkerList {
   WorkerForm form = WorkerForm::none;
@@ -46,14 +46,14 @@ Worker parse_local_worker(std::string_view text);
 /// The text that parse_workers() reads. The worker form is written with grpc://.
 std::string text(std::span<const Worker> workers, WorkerForm form);
 
-/// One entry per process: process i of host h has ordinal h * devices + i and port + i. Throws ConfigError
+/// One entry per process: process i of node h has ordinal h * devices + i and port + i. Throws ConfigError
 /// for ports beyond 65535 and for two processes with the same address.
 std::vector<Worker> expand_workers(std::span<const Worker> hosts, int devices);
 
-/// One entry for each process of one host, in the order of the bound `ports`.
+/// One entry for each process of one node, in the order of the bound `ports`.
 std::vector<Worker> local_workers(const std::string& hostname, std::span<const int> ports);
 
-/// Names every device of every host: "GPU:1;/job:localservice/replica:0/task:1/device:XLA_GPU:0|...". Each
+/// Names every device of every node: "GPU:1;/job:localservice/replica:0/task:1/device:XLA_GPU:0|...". Each
 /// process sees only its own device, so every device is number 0 of its task. `label` is "GPU" or "CPU".
 std::string device_map(std::span<const Worker> processes, std::string_view label);
 

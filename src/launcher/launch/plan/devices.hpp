@@ -12,7 +12,7 @@ namespace accelmgr::launch {
 struct DeviceKind {
   std::string name;        ///< "cpu", "gpu", ...
   std::string label;       ///< In messages and in device names: "GPU" of "GPU:3".
-  std::string backend;     ///< The backend of collectives between processes of one host.
+  std::string backend;     ///< The backend of collectives between processes of one node.
   std::string option{};    ///< The option that selects devices of this kind ("gpus"). Empty: there is none.
   std::string visible{};   ///< The variable that limits the devices a process sees. Empty: it sees all.
   std::string selected{};  ///< The variable that names the device of a process. Empty: it has no own device.

@@ -33,7 +33,7 @@ void set_ranks(Environment& child, const LaunchSpec& spec, int local_index) {
 }
 
 /// The devices that a process sees. In the worker form (torch_xla) it sees its own alone, as its first one.
-/// Otherwise it sees those of all processes of this host, in their order: programs for torchrun, ignite and
+/// Otherwise it sees those of all processes of this node, in their order: programs for torchrun, ignite and
 /// paddle compute on the device with the number of their local rank.
 std::vector<std::string> seen_devices(const LaunchSpec& spec, const std::string& own) {
   if (spec.worker_form == WorkerForm::worker) return {own};

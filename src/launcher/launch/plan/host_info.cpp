@@ -22,7 +22,7 @@ std::vector<std::string> own_addresses() {
   try {
     for (auto& address : ipc::interface_addresses()) addresses.push_back(std::move(address.host));
   } catch (const SystemError&) {
-    // The addresses only help to find this host in a list. Its name may be enough for that.
+    // The addresses only help to find this node in a list. Its name may be enough for that.
   }
   return addresses;
 }

@@ -1,4 +1,4 @@
-// This host and the environment of this process: the second input of resolve(), besides the options. The
+// This node and the environment of this process: the second input of resolve(), besides the options. The
 // launch spec is a pure function of both.
 #pragma once
 

@@ -15,25 +15,25 @@ namespace accelmgr::launch {
 struct LaunchSpec {
   std::string device = "cpu";                ///< The name of a kind in devices.hpp.
   std::string backend;                       ///< serial, shm, gloo, nccl.
-  int nprocs = 1;                            ///< Processes on this host.
+  int nprocs = 1;                            ///< Processes on this node.
   std::vector<std::string> visible_devices;  ///< Absolute id for each local process; empty on CPUs.
 
   int nnodes = 1;
   int node_rank = 0;
   int world_size = 1;
   int rank_offset = 0;           ///< Rank of the first process here.
-  std::vector<std::string> ips;  ///< Of all hosts, in the order of their node ranks; may be empty.
+  std::vector<std::string> ips;  ///< Of all nodes, in the order of their node ranks; may be empty.
   std::string master_addr;
-  std::string interface;  ///< Where ranks of several hosts connect; empty: they choose it.
+  std::string interface;  ///< Where ranks of several nodes connect; empty: they choose it.
   int master_port = 0;    ///< 0: MASTER_PORT is not set in the processes.
 
   WorkerForm worker_form = WorkerForm::none;
-  std::vector<Worker> worker_hosts;  ///< As configured; empty on one host without configured workers.
-  std::vector<Worker> workers;       ///< All processes of all hosts, by rank; may be empty.
+  std::vector<Worker> worker_hosts;  ///< As configured; empty on one node without configured workers.
+  std::vector<Worker> workers;       ///< All processes of all nodes, by rank; may be empty.
   std::vector<std::string>
       endpoints;                ///< HOST:PORT of all processes, by rank; empty when they are not known.
-  std::string local_worker;     ///< TPU form: name:ordinal of this host.
-  int configured_devices = 0;   ///< Devices of each host, from the environment. 0: not set there.
+  std::string local_worker;     ///< TPU form: name:ordinal of this node.
+  int configured_devices = 0;   ///< Devices of each node, from the environment. 0: not set there.
   std::string service_address;  ///< HOST:PORT; may be empty.
   bool workers_bound = false;   ///< `workers` are ports that this process has bound (ports.hpp).
   bool service_bound = false;   ///< `service_address` is a port that this process has bound.
@@ -57,7 +57,7 @@ struct LaunchSpec {
 /// option at fault.
 LaunchSpec resolve(const Options& options, const HostInfo& host_info);
 
-/// Whether the ranks find each other in memory of this host (collective/shm), which the launcher makes. They
+/// Whether the ranks find each other in memory of this node (collective/shm), which the launcher makes. They
 /// use it with other backends too: no address has to be free then.
 bool ranks_meet_in_memory(const LaunchSpec& spec);
 

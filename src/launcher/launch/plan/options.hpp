@@ -11,7 +11,7 @@
 
 namespace accelmgr::launch {
 
-/// The address where the hosts meet; nullopt if launch.rendezvous is empty. On one host the port may be 0,
+/// The address where the nodes meet; nullopt if launch.rendezvous is empty. On one node the port may be 0,
 /// for any free port. Throws ConfigError unless it is HOST:PORT.
 std::optional<ipc::HostPort> rendezvous_of(const LaunchConfig& launch);
 

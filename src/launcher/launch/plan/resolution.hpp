@@ -29,7 +29,7 @@ struct Resolution {
 };
 
 inline constexpr const char* from_option = "option";
-inline constexpr int most_processes = 4096;  ///< On one host.
+inline constexpr int most_processes = 4096;  ///< On one node.
 inline constexpr int most_hosts = 65536;
 
 [[noreturn]] void refuse(const std::string& key, const std::string& what);
@@ -48,8 +48,8 @@ std::vector<std::string> visible_devices(const DeviceKind& kind, const HostInfo&
 /// The source of visible_devices(): "environment CUDA_VISIBLE_DEVICES", "default: 4 GPUs".
 std::string visible_source(const DeviceKind& kind, const HostInfo& host_info);
 
-/// The index of this host in `hosts` (addresses or names). Throws ConfigError, which lists the hosts and
-/// this host's addresses, if none or several of them match.
+/// The index of this node in `hosts` (addresses or names). Throws ConfigError, which lists the nodes and
+/// this node's addresses, if none or several of them match.
 int own_place(const std::vector<std::string>& hosts, const HostInfo& host_info, const std::string& key);
 
 }  // namespace accelmgr::launch

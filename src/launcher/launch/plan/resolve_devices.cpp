@@ -104,7 +104,7 @@ int default_nprocs(Resolution& r) {
     return 1;
   }
   if (r.kind->name == "cpu") {
-    // A backend for CPUs on a host with GPUs: as many processes as without it.
+    // A backend for CPUs on a node with GPUs: as many processes as without it.
     const auto& gpu = device_kind("gpu");
     const auto gpus = static_cast<int>(visible_devices(gpu, r.host_info).size());
     r.from("nprocs",

@@ -1,4 +1,4 @@
-// Chooses the number of hosts, the place of this one, its ranks, and the address where all meet.
+// Chooses the number of nodes, the place of this one, its ranks, and the address where all meet.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -79,7 +79,7 @@ void choose_nnodes(Resolution& r) {
   r.from("nnodes", "world_size / nprocs");
 }
 
-// Several hosts need an address where all processes can find each other.
+// Several nodes need an address where all processes can find each other.
 void check_meeting_place(const Resolution& r) {
   const auto& spec = r.spec;
   if (spec.nnodes == 1) return;
@@ -139,8 +139,8 @@ void choose_node_rank(Resolution& r) {
   r.from("node_rank", source);
 }
 
-// Hosts may have unequal numbers of processes only if the options give the number of hosts and, except on
-// node 0, the first rank of this host.
+// Nodes may have unequal numbers of processes only if the options give the number of nodes and, except on
+// node 0, the first rank of this node.
 void choose_ranks(Resolution& r) {
   auto& spec = r.spec;
   const int even = spec.nprocs * spec.nnodes;

@@ -16,7 +16,7 @@ inline constexpr const char* master_port = "MASTER_PORT";
 inline constexpr const char* backend = "ACCELMGR_LAUNCH_BACKEND";  ///< Resolved: shm, gloo, nccl.
 inline constexpr const char* timeout = "ACCELMGR_LAUNCH_TIMEOUT";  ///< Seconds, of collectives.
 inline constexpr const char* interface = "ACCELMGR_LAUNCH_INTERFACE";
-/// The path by which the ranks of this host open their world's memory: /proc/PID/fd/N of the launching
+/// The path by which the ranks of this node open their world's memory: /proc/PID/fd/N of the launching
 /// process.
 inline constexpr const char* world_memory = "ACCELMGR_WORLD_MEMORY";
 /// Likewise, the path of the memory of SerialExecutor (serial_memory.hpp).

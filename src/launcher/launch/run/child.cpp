@@ -152,8 +152,8 @@ void execute_self(int socket, const Order& order) {
   throw SystemError(fmt::format("executing {}", command.arguments.front()), errno);
 }
 
-/// Receives the order, and gives this process the name, the environment and the descriptors of it. Does not
-/// return if that fails, or if the order is to execute this program again.
+/// Receives the order, and gives this process its name, environment and descriptors. Does not return if that
+/// fails, or if the order is to execute this program again.
 Order take_order(std::vector<base::UniqueFd>& descriptors) noexcept {
   Order order;
   try {

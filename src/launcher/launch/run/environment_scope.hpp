@@ -15,12 +15,12 @@ std::map<std::string, std::string> own_environment();
 /// another thread of the parent may have held during the fork.
 void replace_environment(const std::map<std::string, std::string>& environment);
 
-/// The destructor restores variables of this process. Not safe while another thread calls getenv().
+/// Restores variables of this process at its end. Not safe while another thread calls getenv().
 class EnvironmentScope {
  public:
-  /// Replaces the environment by `environment`; restored are the variables that this changes.
+  /// Replaces the environment by `environment`. The destructor restores the variables that this changes.
   explicit EnvironmentScope(const std::map<std::string, std::string>& environment);
-  /// Changes nothing; restored are these.
+  /// Changes nothing. The destructor restores these variables.
   explicit EnvironmentScope(const std::vector<const char*>& names);
   ~EnvironmentScope();
   EnvironmentScope(const EnvironmentScope&) = delete;

@@ -12,7 +12,7 @@ namespace accelmgr::launch {
 
 struct BoundPort {
   base::UniqueFd
-      socket;  ///< It listens on all addresses, IPv6 and IPv4 where the host has both; close-on-exec.
+      socket;  ///< It listens on all addresses, IPv6 and IPv4 where the node has both; close-on-exec.
   int port = 0;
 };
 
@@ -20,7 +20,7 @@ struct BoundPort {
 /// number that is not a port, and SystemError, which names the ports that were tried.
 BoundPort bind_port(int first = 0);
 
-/// Sockets for the processes of one host, where no addresses of workers are configured.
+/// Sockets for the processes of one node, where no addresses of workers are configured.
 struct WorkerPorts {
   std::vector<BoundPort> workers;  ///< By local index; empty if the launch spec needs none.
   BoundPort service;               ///< Without a socket if the launch spec needs none.
@@ -30,7 +30,7 @@ struct WorkerPorts {
 };
 
 /// Binds the ports that the launch spec needs and writes their addresses into it. Does nothing for a launch
-/// spec of several hosts or without worker form.
+/// spec of several nodes or without worker form.
 WorkerPorts bind_worker_ports(LaunchSpec& spec, const HostInfo& host_info);
 
 }  // namespace accelmgr::launch

@@ -61,7 +61,7 @@ class SpawnContext::Processes {
   bool all_ended() const noexcept;
   void end_others() noexcept;
   [[noreturn]] void fail();
-  /// It ended with the fork server.
+  /// Notes that a process ended with the fork server.
   void lose(Rank& rank);
   /// Ends the fork server, which kills all that still run.
   void stop() noexcept;

@@ -52,7 +52,7 @@ class Spawner {
   /// Forks the fork server from this process, even if it has other threads. A child whose task has no program
   /// and no call makes `calls`. Throws SystemError.
   static Spawner fork(const Calls& calls = {});
-  /// Executes this program again as the fork server, which so has no memory and no descriptors of this
+  /// Executes this program again as the fork server, which therefore has no memory and no descriptors of this
   /// process. Throws as execute().
   static Spawner execute_server();
   /// Forks the fork server from the zygote, which is this program executed again, once for all launches of

@@ -1,4 +1,4 @@
-// The file of the locks of SerialExecutor: processes of one host that may do something only one at a time.
+// The file of the locks of SerialExecutor: processes of one node that may do something only one at a time.
 // The first process that needs the file makes it. Others find it by $ACCELMGR_SERIAL_MEMORY, or inherit it
 // through fork().
 #pragma once

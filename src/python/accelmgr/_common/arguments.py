@@ -27,12 +27,12 @@ def _text(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, (list, tuple)):
-        return json.dumps([_text(item) for item in value], ensure_ascii=False)  # Also a list of YAML.
+        return json.dumps([_text(item) for item in value], ensure_ascii=False)  # YAML reads this as a list, too.
     return str(value)
 
 
 def socket_of(service: str | os.PathLike[str]) -> str:
-    """What names a service to the native module: a text is a session's name or a path, anything else a path."""
+    """The text by which the native module finds a service. A str is a session's name or a path, others are paths."""
     return service if isinstance(service, str) else os.path.abspath(service)
 
 
@@ -205,7 +205,7 @@ def check_kind(settings: Settings, section: str, passed: Any) -> None:
 
 
 def check_given(call: str, model: Any, dataset: Any, keys: Container[str]) -> None:
-    """Raises ModelError or DataError if one is neither passed nor in the configuration, whose set keys are `keys`."""
+    """Raises ModelError or DataError if one is neither passed nor in the configuration. keys: those that it sets."""
     if model is None and "model.kind" not in keys:
         raise ModelError(
             f"{call}() without a model: pass a torch.nn.Module, a function that makes one, or a built-in one's name; "

@@ -1,12 +1,12 @@
 # Runs in: the host and runners.
 """The buffers of a model: their values, and what else forward() and the host may do to them.
 
-A session has the values. Where runners compute on the CPU it has one more buffer, `<forms>`: a byte for each buffer,
-which says whether it is a tensor of its first or its final shape or None, and whether forward() has assigned it; and
-one byte that is 1 from the first step on.
+The session has the values. Where runners compute on the CPU it has one more buffer, `<forms>`. A byte for each buffer
+says whether the buffer is None or a tensor of its first or final shape, and whether forward() has assigned it. The last
+byte is 1 from the first step on.
 
-Attributes that are kept there, too (kept_attributes.py), have places as buffers have, and such bytes in `<kept>`, so
-that a run that does not know of them yet can resume from a checkpoint.
+Attributes that the session keeps as well (kept_attributes.py) have places as buffers do. Their bytes are in `<kept>`,
+so that a run that does not know these attributes yet can resume from a checkpoint.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from accelmgr.errors import ModelError
 
 FORMS = "<forms>"
 KEPT = "<kept>"
-"""Names of buffers that are none of the model's."""
+"""Names of buffers that the model does not have."""
 FIRST, FINAL, NONE, OTHER = range(4)
 """OTHER, of attributes: something that the session does not have."""
 KIND = 3
 ASSIGNED = 4
-"""forward() has once put another tensor in its place: then the host does so, too, at each step."""
+"""forward() has once put another tensor in the buffer's place; from then on the host does so, too, at each step."""
 
 
 def alike(one: Any, other: Any) -> TypeGuard[torch.Tensor]:
@@ -46,25 +46,26 @@ def _text_of(tensor: torch.Tensor | None) -> str:
 
 @dataclasses.dataclass
 class Place:
-    """Of a buffer: where the model has it, and what the session reads and writes."""
+    """Where the model has a buffer, and the tensor that the session reads and writes for it."""
 
     name: str
     owner: dict[str, Any]
     key: str
     first: Any
-    """What the model had at the start. If it grows, with its values then. Of an attribute any value, or MISSING."""
+    """What the model had at the start. A buffer that grows keeps its values of then; an attribute may be anything, or
+    MISSING."""
     original: torch.Tensor
     """What the session reads and writes: `first` itself, or a tensor of the final shape if it grows."""
     grows: bool
     apart: bool = False
     """The model never has `original`: the buffer grows, or forward() has assigned one, whose memory is the model's."""
     seen: torch.Tensor | None = None
-    """Of one apart: the tensor that the model had when it was last looked at."""
+    """If `apart`: the tensor that the model had when this place was last looked at."""
     is_attribute: bool = False
 
     @property
     def attribute(self) -> str:
-        """Its name, also if this is but an entry of it."""
+        """The attribute's name, also where this place is one entry of a tuple."""
         return self.name.partition("(")[0]
 
     @property
@@ -73,7 +74,7 @@ class Place:
         return None if self.is_attribute and not is_tensor(value) else value
 
     def kind(self) -> int:
-        """Of the current value."""
+        """The kind of the current value."""
         value = self.owner.get(self.key, MISSING)
         if value is None:
             return NONE
@@ -196,8 +197,8 @@ class Buffers:
             self._before = Before(self._model)
 
     def check_room(self) -> list[str]:
-        """Raises ModelError if the first micro-batch has made tensors of buffers that were None, or of attributes,
-        without room yet. Returns warnings of tensors that are left where they are."""
+        """Raises ModelError if the first micro-batch made tensors that have no room in the session yet: of buffers that
+        were None, or of attributes. Returns warnings of tensors that stay in the runner."""
         if self._began or self._tell is None:
             return []
         before, self._before = self._before, None
@@ -232,8 +233,8 @@ class Buffers:
     def settle(self) -> None:
         """Brings the values of tensors that were assigned to a buffer's name to where the session reads them.
 
-        Raises ModelError if the tensor has another shape or dtype. A non-persistent one is left as it is then: it may
-        be a table that forward() makes larger when needed.
+        Raises ModelError if the tensor has another shape or dtype. A non-persistent buffer is then left as it is: it
+        may be a table that forward() makes larger when needed.
         """
         grew: Forms = {}
         what = ""
@@ -321,7 +322,8 @@ class Buffers:
             write(buffer, value)
 
     def is_stored(self, place: Place, tensor: torch.Tensor) -> bool:
-        """Whether the session has its values: not of a non-persistent one, or of one that grows, of another shape."""
+        """Whether the session has the values of `tensor`. It has none of a non-persistent or growing buffer that has
+        another shape."""
         if place.is_attribute:
             return is_tensor(tensor) and alike(tensor, place.original)
         return alike(tensor, place.original) or not (place.grows or place.name in self.non_persistent)
@@ -332,7 +334,8 @@ class Buffers:
         return [place.attribute for form, place in forms if place.is_attribute and form & KIND in (FINAL, NONE)]
 
     def kinds(self) -> bytes:
-        """Of each buffer. Raises ModelError for one of another shape, if it is one of those that grow."""
+        """The kind of each buffer. Raises ModelError if a buffer that grows has neither its first value nor its final
+        form."""
         for place in self.places:
             current, first = place.current, place.first
             if not place.grows or place.is_attribute or current is None or alike(current, place.original):

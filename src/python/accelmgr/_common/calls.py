@@ -1,8 +1,8 @@
 # Runs in: the host, which asks, and runners, which answer.
 """Calls of the host's functions in a runner.
 
-Function and result of a call lie in a memfd of its own, and another one says which: a runner may still answer a call
-that was interrupted when the host has made the next.
+Each call has a memfd of its own for function and result. Another memfd names the present one: a runner may still answer
+an interrupted call when the host has made the next.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from accelmgr.errors import ModelError, UsageError
 
 NAME = "accelmgr-call"
 NUMBER = struct.Struct("<Q")
-"""Of a call. Its memfd begins with it."""
+"""The number of a call, with which its memfd begins."""
 
 _answered = 0
 """The call that this runner has answered last."""
 
 
 def _function(code: bytes, module: str, name: str, defaults: Any, keywords: Any, values: list[Any]) -> Any:
-    """It sees the globals of this process."""
+    """Makes a function that sees the globals of this process."""
     cells = tuple(types.CellType(value) for value in values)
     function = types.FunctionType(marshal.loads(code), vars(sys.modules[module]), name, defaults, cells)
     function.__kwdefaults__ = keywords
@@ -42,8 +42,8 @@ def _function(code: bytes, module: str, name: str, defaults: Any, keywords: Any,
 
 
 class _Pickler(pickle.Pickler):
-    """For a fork, which has all modules. A function travels as its code if it is the script's, which may have defined
-    it since, or is not found by its name."""
+    """For a fork, which has all modules. A function travels as its code if its name does not find it, or if it is the
+    script's, which may have defined it after the fork."""
 
     def reducer_override(self, obj: Any) -> Any:
         if not isinstance(obj, types.FunctionType):

@@ -1,7 +1,7 @@
 # Runs in: an interpreter that accelmgr executes, or has forked.
 """Entry points of an interpreter that accelmgr executes: manager, fork server, service, process of spawn().
 
-begin_forked() is that of a process that is forked.
+begin_forked() is the entry point of a forked process.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ def begin_forked() -> None:
         util._run_after_forkers()  # Proxies, for instance, must not share a connection.
     if not _is_ours:
         _leave_host()
-        thread = threading.Thread(target=_take_locks)  # This one must not have computed when it forks runners.
+        thread = threading.Thread(target=_take_locks)  # This thread forks runners, so it must not compute.
         thread.start()
         thread.join()
 
 
 def _take_locks() -> None:
-    """Uses what computing uses. In a fork a lock that another thread of the host held is never released; then this
-    hangs, and the host forks another. It does not call backward(): where there are GPUs that initializes CUDA and
+    """Takes the locks that computing takes. If another thread of the host held one at the fork, it is never released:
+    this hangs, and the host forks another process. It does not call backward(): with GPUs that initializes CUDA and
     starts a thread for each, and forks of this process could compute no gradient.
     """
     import torch
@@ -71,13 +71,13 @@ def _take_locks() -> None:
 
 
 def forget_values() -> None:
-    """Called in a manager, and in its fork server. Copies of the host's pages would live as long as they."""
+    """Called in a manager and in its fork server: copies of the host's pages would live as long as these processes."""
     for objects in FORKED_OBJECTS.values():
         objects["forget_values"]()
 
 
 def _default_signals() -> None:
-    """Manager and runners ignore what ends a job; workers that a dataset forks are to end by it."""
+    """Manager and runners ignore the signals that end a job; these signals must end workers that a dataset forks."""
     for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)

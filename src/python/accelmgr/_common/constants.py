@@ -2,8 +2,8 @@
 """Large buffers that nobody changes: the base of a quantized or adapted model, tables, causal masks.
 
 They lie in the session once, as frozen parameters do, and no step copies them. When forward() writes to one, or puts
-another tensor in its place, the runner says so, and the host starts again with an ordinary buffer in its place; so it
-does when it has itself put another tensor there.
+another tensor in its place, the runner says so, and the host starts again with an ordinary buffer in its place. The
+host does so, too, when it has put another tensor there itself.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from accelmgr._common.memory import is_compact, stored
 
 CONSTANT_BYTES = 1 << 20
 CHANGES = "", ()
-"""Stands for the form of such a buffer in Forms: it changes."""
+"""In Forms: the buffer changes, so it is no constant."""
 
 _changing: weakref.WeakKeyDictionary[torch.nn.Module, frozenset[str]] = weakref.WeakKeyDictionary()
 
@@ -33,7 +33,7 @@ def expect_constants(model: torch.nn.Module, grown: Iterable[str], seen: bool) -
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether it has memory of its own that says all about it."""
+    """Whether it is a plain dense tensor on the CPU with memory of its own."""
     return (
         type(tensor) is torch.Tensor
         and tensor.layout is torch.strided
@@ -45,7 +45,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 class Constants:
-    """Those of a model."""
+    """The constants of a model."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self.non_persistent: set[str] = set()
@@ -71,11 +71,11 @@ class Constants:
         return [(name, tensor) for name, _, _, tensor in self._places]
 
     def note(self) -> None:
-        """Their memory is where it is to stay."""
+        """Notes where the constants lie. From now on they must stay there."""
         self._addresses = [tensor.data_ptr() for _, _, _, tensor in self._places]
 
     def replaced(self) -> list[str]:
-        """Those that are another tensor, or have other memory, since note()."""
+        """The names of constants that have become another tensor, or have other memory, since note()."""
         return [
             name
             for (name, owner, key, tensor), address in zip(self._places, self._addresses, strict=True)

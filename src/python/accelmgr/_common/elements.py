@@ -27,7 +27,7 @@ ITEM = "<{}>"
 
 NUMBERS = "biufc"  # NumPy's dtype.kind of bool, int, unsigned, float and complex: torch makes tensors of these.
 REMEDY = "pass a collate_fn if elements differ: torch.utils.data.default_collate, or one of your own"
-ROOM = 64 * 1024  # Bytes that a pickled element may have at least in its row.
+ROOM = 64 * 1024  # The least room of a row for a pickled element, in bytes.
 
 
 def structure_of(element: Any) -> tuple[list[str], list[Any]]:
@@ -49,8 +49,8 @@ def restore_structure(fields: list[tuple[str, torch.Tensor]]) -> Any:
 
 
 def collated(collate_fn: Callable[[list[Any]], Any], elements: list[Any]) -> Any:
-    """The batch of these elements, as restore_structure() gives it: a list of the elements themselves, as
-    default_collate returns it of texts, is one argument of the model."""
+    """The batch of these elements, as restore_structure() gives it. A list of the elements themselves, which
+    default_collate returns for texts, is one argument of the model."""
     if isinstance(elements[0], Collated):
         return elements[0].batch
     batch = collate_fn(elements)
@@ -62,8 +62,8 @@ def collated(collate_fn: Callable[[list[Any]], Any], elements: list[Any]) -> Any
 def mapped(
     function: Callable[[torch.Tensor], Any], value: Any, of_others: Callable[[Any], Any] = lambda value: value
 ) -> Any:
-    """`value` with each tensor replaced, also in nested mappings, lists and tuples. of_others: for what is none of
-    these."""
+    """`value` with each tensor replaced, also in nested mappings, lists and tuples. of_others: replaces all other
+    values."""
 
     def of(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
@@ -180,7 +180,7 @@ class Elements:
         self._first = None if self._client is not None else first
 
     def _read(self) -> list[Any] | None:
-        """The next element in a list; of a feed, the bytes that _dump() would make if elements are bytes."""
+        """The next element in a list. An element of a feed that is to be bytes stays the bytes that the feed sent."""
         if self._reading is not None:
             boxed, self._first = self._first or self._reading.next(), None
             return boxed

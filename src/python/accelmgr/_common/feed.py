@@ -50,13 +50,13 @@ logger = logging.getLogger("accelmgr")
 REQUEST = struct.Struct("<Q")
 HEADER = struct.Struct("<B?QII")
 EXAMPLE = 2**64 - 1  # A request for the first element, which works also after that was consumed.
-PAST = 2**62  # Added to a number: what ended before that element is known.
+PAST = 2**62  # Added to a number: the client knows that a part ended before that element.
 ELEMENT, CONSUMED, END, FAILED, END_OF_PART = range(5)
 
 Sums = tuple[int, int]
 """Checksums of all elements before one, and with it; zeros for a dataset that is read by index."""
 Answer = tuple[int, bool, bytes, Sums]
-"""ELEMENT and the like, whether another epoch follows, its bytes, and its sums."""
+"""The kind (ELEMENT, ...), whether another epoch follows, the element's bytes, and its checksums."""
 
 OWN_SEED = 0x64617461  # With torch's initial seed: the dataset must not draw what the host draws.
 TOKEN_BYTES = 32
@@ -107,7 +107,7 @@ class Client:
         self._connection.sendall(address.token)
         self._example: bytes | None = None
         self.sums: Sums | None = None
-        """Of the last element; None if it is not known."""
+        """The checksums of the last element; None if they are not known."""
         self.more = False
         """As Reading.more_epochs."""
         self._ended_before = -1  # The last element before which an epoch or a batch was found to end.
@@ -160,12 +160,12 @@ class FeedAddress:
 
 
 def is_of_thread(error: BaseException) -> bool:
-    """Whether only one thread may read the dataset, as sqlite3's connections say of themselves."""
+    """Whether the error says that only one thread may read the dataset, as errors of sqlite3's connections do."""
     return isinstance(error, Exception) and "thread" in str(error).lower()
 
 
 def _holds_sqlite(dataset: Any) -> bool:
-    """Whether a generator has variables that only the thread which made them may use. It does not survive a try."""
+    """Whether a generator has variables that only the thread which made them may use. A failed try would end it."""
     sqlite = sys.modules.get("sqlite3")
     if sqlite is None or not isinstance(dataset, GeneratorType) or dataset.gi_frame is None:
         return False
@@ -180,14 +180,14 @@ OF_THREAD = (
 
 
 class _Owner:
-    """Calls functions in the thread that made the dataset, while that waits for the manager process: in work()."""
+    """Calls functions in the thread that made the dataset: in work(), while it waits for the manager process."""
 
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue[Callable[[], Any]] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
 
     def call(self, function: Callable[[], Any], wanted: Callable[[], bool]) -> Any:
-        """Blocks until work() has called it, or until it is not wanted() any more: then it returns None."""
+        """Blocks until work() has called `function`. Returns None as soon as wanted() is false."""
         self._calls.put(function)
         while wanted():
             with contextlib.suppress(queue.Empty):
@@ -240,8 +240,8 @@ class _Owner:
 
 
 class Turns:
-    """The dataset draws from random generators of its own, though it shares them with the host's thread: it is read
-    while the host waits in a call of the manager, and they have the dataset's states meanwhile.
+    """Gives dataset and host states of their own for the random generators that they share. The dataset is read while
+    the host waits in a call of the manager; meanwhile the generators have the dataset's states.
 
     So the same seed gives the same elements, whatever the host draws between steps, and the host the same numbers.
     """
@@ -249,8 +249,8 @@ class Turns:
     def __init__(self, states: bytes) -> None:
         """states: what the dataset begins with."""
         self._states = states
-        self._of_host = b""  # While the dataset's states are in place.
-        self._left = b""  # The dataset's, while the host's come back.
+        self._of_host = b""  # The host's states, while the dataset's are in place.
+        self._left = b""  # The dataset's states, while the host's are put back.
         # A signal handler may raise anywhere in the host's thread. It takes the lock itself, because methods of a
         # Condition that are interrupted keep it, or release it twice; and it does not wait for the Condition.
         self._lock = threading.RLock()
@@ -270,7 +270,7 @@ class Turns:
         self.close()
 
     def close(self) -> None:
-        """The host goes on. Idempotent: it is called again when a signal handler has ended it."""
+        """The host goes on. Idempotent: called again when a signal handler has cut the first call short."""
         if not self._taken:
             return
         self._open = False
@@ -279,7 +279,7 @@ class Turns:
             if time.monotonic() < deadline:
                 time.sleep(POLL_S)
                 continue
-            self._ended = True  # It may wait for what the host does next.
+            self._ended = True  # The dataset may wait for what the host does next.
             logger.warning(
                 "reading an element takes more than %g s: from now on the dataset is read while this process "
                 "does other things, and shares torch's, NumPy's and Python's random generators with it; give "
@@ -346,7 +346,7 @@ class Feed:
         self._reader = 0  # The id of that thread while it is inside the dataset, else 0.
         self._lock = threading.Lock()  # Guards the members below; held for short times.
         self._kept: dict[int, Answer] = {}  # Elements by number, _first to _next - 1.
-        self._ends: dict[int, Answer] = {}  # Of parts, by the number of the element that follows.
+        self._ends: dict[int, Answer] = {}  # Ends of parts, by the number of the element that follows.
         self._first = 0
         self._next = 0
         self._sum = 0  # The checksum of the elements so far.
@@ -365,7 +365,10 @@ class Feed:
         self._start(_accept, weakref.ref(self), self._listener)
 
     def work(self) -> None:
-        """Reads elements in this thread if the dataset is bound to one. Call it while step() or start() waits."""
+        """Reads elements in this thread if the dataset is bound to one.
+
+        Requires: step() or start() waits.
+        """
         if (owner := self._thread) is not None:
             owner.work()
 
@@ -375,13 +378,13 @@ class Feed:
         return self._thread is not None
 
     def while_host_waits(self) -> contextlib.AbstractContextManager[None]:
-        """The calling thread, the host's, waits for the manager process, and elements are read meanwhile. Once there
-        was such a time, no element is read outside of one.
+        """In the block the calling thread, the host's, waits for the manager process, and elements are read. After the
+        first such block no element is read outside of one.
         """
         return self._turns
 
     def host_goes_on(self) -> None:
-        """Does again what a signal handler that raised may have kept while_host_waits() from doing at its end."""
+        """Repeats the end of while_host_waits(), which a signal handler that raised may have cut short."""
         self._turns.close()
 
     def follow(self, consumed: Callable[[], int]) -> None:
@@ -401,7 +404,10 @@ class Feed:
             return self._next
 
     def close(self) -> None:
-        """As end(); call it after the manager process has ended. Waits for all threads but one inside the dataset."""
+        """As end(), but waits for all threads except one inside the dataset.
+
+        Requires: the manager process has ended.
+        """
         self.end()
         for thread in list(self._threads):
             if thread is not threading.current_thread() and thread.ident != self._reader:
@@ -469,7 +475,7 @@ class Feed:
         with self._lock:
             if number == EXAMPLE:
                 return self._example or self._over
-            if number in self._ends:  # Without PAST.
+            if number in self._ends:  # The request is without PAST.
                 return self._ends[number]
             number &= ~PAST
             if number in self._kept:
@@ -479,7 +485,7 @@ class Feed:
             return self._over
 
     def _read(self, wanted: int) -> None:
-        """Reads an element. Those before `wanted`, where a restored source begins, are not kept, or are passed over."""
+        """Reads an element. Elements before `wanted`, where a restored source begins, are passed over or not kept."""
         if is_indexed(self._dataset) and self._example is not None and wanted > self._next:
             self._elements.restore_index(wanted)
             with self._lock:

@@ -22,7 +22,7 @@ NAME = "accelmgr-grown"
 Form = tuple[str, tuple[int, ...]]
 """A dtype's name, and a shape."""
 Forms = dict[str, Form]
-"""By the name of the buffer."""
+"""Forms by the name of the buffer."""
 
 DTYPES = {
     **{f"{kind}{bits}": f"{name}{bits}" for kind, name in (("I", "int"), ("U", "uint")) for bits in (8, 16, 32, 64)},
@@ -32,7 +32,7 @@ DTYPES = {
     "C64": "complex64",
     "C128": "complex128",
 }
-"""By their names in safetensors files: what an attribute may have that is kept."""
+"""The dtypes that a kept attribute may have, by their names in safetensors files."""
 
 
 def form_of(tensor: torch.Tensor) -> Form:
@@ -46,7 +46,7 @@ class GrownBuffers(HostFile):
         super().__init__(NAME)
 
     def read(self) -> Forms:
-        """What all runners have told. A later one counts for a buffer that several have told of."""
+        """The forms that all runners have told. If several told of one buffer, the last form counts."""
         content = os.pread(self.fd, os.fstat(self.fd).st_size, 0)
         *lines, _ = content.split(b"\n")
         told = [form for line in lines for form in json.loads(line).items()]
@@ -64,7 +64,7 @@ def tell(address: str, forms: Forms) -> None:
 
 
 def saved(checkpoint: str) -> Forms:
-    """What a checkpoint has of the buffers of rank 0."""
+    """The forms of rank 0's buffers in a checkpoint."""
     prefix = "rank0/buffers/"
     with (pathlib.Path(checkpoint) / "training.safetensors").open("rb") as file:
         (size,) = struct.unpack("<Q", file.read(8))

@@ -25,10 +25,10 @@ OPTIMIZERS: weakref.WeakValueDictionary[int, torch.optim.Optimizer] = weakref.We
 NAME = "accelmgr-inner"
 ALIGNMENT = 64
 WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""By the bytes of an element."""
+"""Integer dtypes for checksums, by the bytes of an element."""
 
 Numbers = dict[str, Any]
-"""What a group of an optimizer has beside its parameters: learning rate, momentum and the like."""
+"""What a group of an optimizer has besides its parameters: learning rate, momentum and the like."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Division:
     memory: str
     """The address of the shared parameters, `PID:FD`."""
     ranks: list[int]
-    """Which updates each parameter of the optimizer, group by group."""
+    """The rank that updates each parameter of the optimizer, group by group."""
 
 
 @dataclasses.dataclass
@@ -46,9 +46,9 @@ class Order:
     """What the host asks of one step."""
 
     optimizer: int
-    """Its number in OPTIMIZERS."""
+    """The optimizer's number in OPTIMIZERS."""
     made: int
-    """How many inner steps the runners have made since they have the optimizer."""
+    """How many inner steps the runners have made since they got the optimizer."""
     groups: list[Numbers]
     """What the host has changed since then, group by group."""
     clip_grad_norm: float | None
@@ -57,7 +57,7 @@ class Order:
     division: Division | None = None
     """None: each runner has all parameters, and updates all of them."""
     sent: str = ""
-    """The address of a SentOptimizer, for runners that are no forks. Each time the optimizer has another number."""
+    """The address of a SentOptimizer, for runners that are no forks. The optimizer gets a new number each time."""
     repeated: int = 0
     """StepResult.repeated."""
 
@@ -67,9 +67,9 @@ class Outcome:
     """What inner steps have made of an optimizer. For each tensor it has a Lies."""
 
     values: list[Any]
-    """Of its parameters, group by group; None if all runners share the parameters."""
+    """The optimizer's parameters, group by group; None for each if all runners share the parameters."""
     state: list[dict[str, Any]]
-    """Likewise; empty for a parameter that another runner updates."""
+    """The state of each parameter, group by group; empty for a parameter that another runner updates."""
     groups: list[Numbers]
 
 
@@ -91,7 +91,7 @@ class Shelf(HostFile):
         self._mapped: mmap.mmap | None = None
 
     def open(self, outcome: Outcome) -> Outcome:
-        """With tensors, until a runner puts others there."""
+        """The outcome with tensors, which are valid until a runner puts others there."""
         return Outcome(
             list(map(self.taken, outcome.values)),
             [{name: self.taken(value) for name, value in state.items()} for state in outcome.state],
@@ -99,7 +99,7 @@ class Shelf(HostFile):
         )
 
     def taken(self, value: Any) -> Any:
-        """The tensor of a Lies, until a runner puts others there; another value as it is."""
+        """The tensor of a Lies, valid until a runner puts others there; any other value as it is."""
         if not isinstance(value, Lies):
             return value
         size = os.fstat(self.fd).st_size
@@ -149,7 +149,7 @@ class Resident:
     """The optimizer of a runner."""
 
     present: Resident | None = None
-    """The one of this process."""
+    """The Resident of this process."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, own: set[int] | None = None) -> None:
         """own: the parameters that this runner updates, by id(); None: all."""
@@ -165,10 +165,12 @@ class Resident:
         check_made(self.made, made)
 
     def step(self, order: Order, parameters: list[torch.Tensor], norm: torch.Tensor | None = None) -> float:
-        """Their `.grad` is the mean gradient. norm: of all gradients, if there are others that count.
+        """Makes a step of the host. norm: the norm of all gradients, where others count, too.
 
-        The step is committed: what the optimizer raises is the error of the next one, or of a sync. Returns the norm
-        before clipping, or 0.
+        Requires: `.grad` of the parameters is the mean gradient.
+
+        The step is committed, so what the optimizer raises becomes the error of the next step or sync. Returns the
+        norm before clipping, or 0.
         """
         try:
             for group, numbers in zip(self.optimizer.param_groups, order.groups, strict=True):
@@ -182,7 +184,7 @@ class Resident:
             self._failure = describe(error)
         else:
             self.made += 1
-        return 0.0 if norm is None else float(norm)  # A device is waited for when it has the optimizer's work.
+        return 0.0 if norm is None else float(norm)  # Waits for a device, which has the optimizer's work by now.
 
 
 def check_made(own: int, made: int) -> None:
@@ -195,7 +197,7 @@ def check_made(own: int, made: int) -> None:
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """Group by group."""
+    """The optimizer's parameters, group by group."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
@@ -204,7 +206,7 @@ def numbers_of(group: dict[str, Any]) -> Numbers:
 
 
 def outcome(made: int, address: str, _model: Any) -> Outcome:
-    """In a runner, by Manager.call(). address: of a Shelf. Raises ModelError as Resident.check()."""
+    """Called in a runner, by Manager.call(). address: a Shelf's. Raises ModelError as Resident.check() does."""
     resident = _resident(made)
     parameters, own = parameters_of(resident.optimizer), resident.own
     states = [resident.optimizer.state.get(each, {}) if own is None or id(each) in own else {} for each in parameters]
@@ -219,7 +221,7 @@ def outcome(made: int, address: str, _model: Any) -> Outcome:
 
 
 def checksums(made: int, _model: Any) -> list[int]:
-    """Likewise: of each parameter of the optimizer, computed where it is."""
+    """Called in a runner, too: a checksum of each parameter of the optimizer, computed where the parameter is."""
     found = []
     for parameter in parameters_of(_resident(made).optimizer):
         value = parameter.detach().contiguous()

@@ -22,15 +22,15 @@ from accelmgr._common.memory import tensor_over, write
 NAME = "accelmgr-parameters"
 
 Place = tuple[Any, str, tuple[int, ...]]
-"""Of a parameter: its bytes, dtype and strides."""
+"""The bytes, dtype and strides of a parameter."""
 
 
 def is_divisible(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether it computes for each parameter alone. Code that is not torch's may look at all gradients."""
+    """Whether the optimizer computes for each parameter alone. Code that is not torch's may look at all gradients."""
     if not hasattr(torch.nn.utils, "get_total_norm"):  # From torch 2.6 on.
         return False
     step = vars(optimizer).get("step")
-    if step is not None and not hasattr(step, "_wrapped_by_lr_sched"):  # That one counts the calls.
+    if step is not None and not hasattr(step, "_wrapped_by_lr_sched"):  # A scheduler's wrapper only counts the calls.
         return False
     before, after = _torch_optimizer._global_optimizer_pre_hooks, _torch_optimizer._global_optimizer_post_hooks
     own = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
@@ -68,13 +68,13 @@ class SharedParameters:
         self._values = [(parameter, tensors[id(parameter)]) for parameter in own]
 
     def load(self) -> None:
-        """The runners compute with the parameters that this process has."""
+        """Gives the runners the parameters that this process has."""
         for parameter, value in self._values:
             write(value, parameter)
 
     @property
     def values(self) -> list[torch.Tensor]:
-        """What the runners have made of the parameters of the optimizer, group by group."""
+        """The optimizer's parameters as the runners have updated them, group by group."""
         return [value for _, value in self._values]
 
 
@@ -106,7 +106,7 @@ class JointUpdate:
                     self._own.append((index, parameter, value, _over(written, parameter)))
 
     def take_home(self) -> None:
-        """The model computes with the shared parameters."""
+        """Makes the model compute with the shared parameters."""
         for parameter, value in self._to_read:
             parameter.data = value
 

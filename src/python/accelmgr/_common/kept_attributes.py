@@ -21,7 +21,7 @@ MISSING = object()
 """The value of an attribute that a module does not have."""
 _KEPT_DTYPES = frozenset(getattr(torch, name, None) for name in DTYPES.values())
 LARGEST_BYTES = 1 << 24
-"""Of a tensor: to copy larger ones in each step would take long, and the session would have several of each."""
+"""The largest tensor that is kept: copying a larger one in each step takes long, and the session has several copies."""
 
 
 def is_tensor(value: Any) -> TypeGuard[torch.Tensor]:
@@ -58,7 +58,7 @@ def are_kept(value: Any, name: str, forms: Forms) -> bool:
 class Entries(dict[str, Any]):
     """The tensors of a tuple that is an attribute of a module, as if each were an attribute: "0", "1".
 
-    If the attribute is anything else, each is that.
+    If the attribute is anything else, each entry is the attribute itself.
     """
 
     def __init__(self, attributes: dict[str, Any], name: str, count: int) -> None:
@@ -89,7 +89,7 @@ class Entries(dict[str, Any]):
 
 
 def kept_attributes(model: torch.nn.Module, forms: Forms) -> Iterator[tuple[str, dict[str, Any], str]]:
-    """Of `forms`, what is no registered buffer: its name, the attributes of its module, its name there."""
+    """The entries of `forms` that are no registered buffers: name, attributes of the module, name among these."""
     modules = dict(model.named_modules(remove_duplicate=False)) if forms else {}
     for name in sorted(forms):
         prefix, _, key = name.rpartition(".")
@@ -115,7 +115,7 @@ def _is_private(tensor: torch.Tensor) -> bool:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Of values of attributes, which may be anything."""
+    """Whether two values of attributes, which may be anything, are the same."""
     if isinstance(one, torch.Tensor):
         alike = is_tensor(one) and isinstance(other, torch.Tensor) and form_of(one) == form_of(other)
         return alike and torch.equal(one, other)

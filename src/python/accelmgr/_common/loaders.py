@@ -24,11 +24,11 @@ from accelmgr.errors import ConfigError, DataError
 T = TypeVar("T")
 
 PARTS = ("dataset", "sampler", "batch_sampler", "collate_fn", "worker_init_fn")
-"""Of a loader: what the script could change while it is iterated."""
+"""Attributes of a loader that the script could change while the loader is iterated."""
 
 
 def own_generators(loader: DataLoader[Any]) -> list[torch.Generator]:
-    """Those from which it and its samplers draw, other than torch's global one."""
+    """The generators from which the loader and its samplers draw, other than torch's global one."""
     places = [loader, loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None)]
     found = {id(one): one for place in places if isinstance(one := getattr(place, "generator", None), torch.Generator)}
     return list(found.values())
@@ -74,9 +74,9 @@ class LoaderElements:
     """Iterates over the elements of the loader's batches, with END_OF_BATCH behind each batch."""
 
     def __init__(self, loader: DataLoader[Any], runners: int, micro_batches: int, most: int) -> None:
-        """micro_batches: of a runner. most: elements of a batch that a step takes."""
+        """micro_batches: how many a runner has in a step. most: how many elements of a batch a step takes."""
         self.generators = generator_states()
-        """What the process that reads begins with: the loader shuffles as it would here."""
+        """The states with which the reading process begins, so that the loader shuffles as it would here."""
         self.parts = {name: getattr(loader, name) for name in PARTS}
         self.collates = runners * micro_batches == 1
         self._runners = runners
@@ -85,7 +85,7 @@ class LoaderElements:
         self._loader: DataLoader[Any] = copy.copy(
             loader
         )  # The host's own has another collate_fn, and may be iterated, too.
-        self._loader._iterator = None  # Of persistent workers.
+        self._loader._iterator = None  # The iterator of persistent workers stays with the host.
         self._loader.pin_memory = False
         if self.collates:
             self._loader.collate_fn = _Counted(loader.collate_fn)
@@ -110,7 +110,8 @@ class LoaderElements:
             yield END_OF_BATCH
 
     def _dealt(self, batch: list[T]) -> Iterator[T]:
-        """In the order in which runners, who get elements in turn, have neighbours: parts as even as possible."""
+        """The batch in an order in which each runner gets neighbours, though runners get elements in turn. Parts are as
+        even as possible."""
         for begin in range(0, len(batch), self._round):
             part = batch[begin : begin + self._round]
             sizes = [len(range(rank, len(part), self._runners)) for rank in range(self._runners)]
@@ -122,7 +123,7 @@ class LoaderElements:
 
 
 def _most_elements(loader: DataLoader[Any]) -> int | None:
-    """Of a batch; None if the loader does not say."""
+    """The most elements of a batch; None if the loader does not say."""
     if loader.batch_size is not None:
         return loader.batch_size
     sampler: Any = loader.batch_sampler
@@ -135,7 +136,7 @@ def _most_elements(loader: DataLoader[Any]) -> int | None:
 def _has_no_batch(loader: DataLoader[Any]) -> bool:
     try:
         return len(loader) == 0
-    except TypeError:  # Of a stream, for instance.
+    except TypeError:  # The loader of a stream has no length, for instance.
         return False
 
 

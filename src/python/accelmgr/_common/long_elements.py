@@ -54,7 +54,7 @@ class LongElements:
         return f"{self._pid}:{self._kept}"
 
     def put(self, number: int, data: bytes) -> bytes:
-        """Keeps element `number`, which was given after all others. Returns what its row must have."""
+        """Keeps element `number`, which follows all elements put so far. Returns the content of its row."""
         begin, end = _ENDS.unpack(os.pread(self._fd, _ENDS.size, 0))
         try:
             for content, offset in ((_HEAD.pack(number, len(data)), end), (data, end + _HEAD.size)):
@@ -69,7 +69,7 @@ class LongElements:
         return LENGTH.pack(len(data) | LONG) + PLACE.pack(self._pid, self._kept, end + _HEAD.size)
 
     def free(self, consumed: int) -> None:
-        """Frees the elements before this one."""
+        """Frees the elements before number `consumed`."""
         begin, end = _ENDS.unpack(os.pread(self._fd, _ENDS.size, 0))
         first = begin
         while begin < end:

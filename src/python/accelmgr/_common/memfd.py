@@ -47,7 +47,7 @@ class HostFile:
 
 
 def open_memfd(pid: str | int, fd: str | int, name: str, flags: int = os.O_RDONLY) -> int:
-    """Opens the memfd `name` of process `pid`. Raises OSError if that has closed it: `fd` may be another file then."""
+    """Opens the memfd `name` of process `pid`. Raises OSError if it is closed there: `fd` may be another file then."""
     link = f"/proc/{pid}/fd/{fd}"
     if os.readlink(link) != f"/memfd:{name} (deleted)":
         raise FileNotFoundError(link)

@@ -13,7 +13,7 @@ from torch.utils import deterministic
 Described = tuple[str, str, Sequence[int], Any]
 """A tensor's name, dtype ("float32") and shape, and its bytes: something with a buffer, row-major without gaps."""
 Addressed = tuple[str, str, Sequence[int], int]
-"""The same, with the address of the first byte."""
+"""A tensor's name, dtype and shape, and the address of its first byte."""
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -29,7 +29,7 @@ def tensor_over(memory: Any, dtype: str, shape: Sequence[int], strides: Sequence
 
 
 def write(tensor: torch.Tensor, values: torch.Tensor) -> None:
-    """Without autograd. A signal handler that raises in the code of torch.no_grad() would leave gradients disabled."""
+    """Writes without autograd. torch.no_grad() would leave gradients disabled if a signal handler raised inside it."""
     tensor.detach().copy_(values.detach())
 
 
@@ -44,7 +44,7 @@ def is_expanded(tensor: torch.Tensor) -> bool:
 
 
 def stored(tensor: torch.Tensor, of: torch.Tensor | None = None) -> torch.Tensor:
-    """Its part that is in memory in `of` (None: itself), which may be expanded. That can be written to."""
+    """The part of the tensor that can be written: one element along each dimension that `of` (None: itself) expands."""
     of = tensor if of is None else of
     for dimension in range(of.dim()):
         if of.stride(dimension) == 0 and of.size(dimension) > 1:
@@ -79,16 +79,19 @@ def named_tensors(values: Iterable[Described]) -> list[tuple[str, torch.Tensor]]
 
 
 def addressed(tensors: Iterable[tuple[str, torch.Tensor]]) -> list[Addressed]:
-    """Addresses of dense tensors on the CPU. The caller must keep the tensors alive while they are used."""
+    """Addresses of dense tensors on the CPU.
+
+    Requires: the tensors live while the addresses are used.
+    """
     return [(name, dtype_name(value.dtype), tuple(value.shape), value.data_ptr()) for name, value in tensors]
 
 
 @contextlib.contextmanager
 def unfilled() -> Iterator[None]:
-    """Tensors that torch makes keep what their memory holds.
+    """In the block, tensors that torch makes keep what their memory holds.
 
-    Otherwise deterministic algorithms (`deterministic`) would fill each with NaN before. That is another pass over
-    memory that is overwritten later.
+    Otherwise deterministic algorithms (`deterministic`) would first fill each with NaN: another pass over memory that
+    is overwritten later.
     """
     before = deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]

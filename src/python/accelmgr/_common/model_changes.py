@@ -26,9 +26,9 @@ from accelmgr._common.record import Record
 from accelmgr.errors import ModelError
 
 MODES = "<modes>"
-"""The name of a buffer that is none of the model's."""
+"""The name of a buffer that the model does not have."""
 COMPARED_BYTES = 1 << 16
-"""Of a buffer whose content is compared: statistics of normalization are smaller."""
+"""The content of buffers up to this size is compared: statistics of normalization are smaller."""
 
 _address = torch.Tensor.data_ptr
 _training = operator.attrgetter("training")
@@ -43,7 +43,7 @@ def _listed(names: list[str]) -> str:
 def leaves_of(parameter: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
     """The tensors that have the memory of a parameter: itself, or those inside a quantized one (torchao), by suffix.
 
-    Those of torch.quantize_per_tensor() and the like are none: each process has a copy, which travels with the model.
+    Tensors of torch.quantize_per_tensor() and the like have none: each process has a copy, sent with the model.
     """
     if parameter.is_quantized:
         return []
@@ -89,7 +89,7 @@ class Structure:
     """The modules and parameters that `model` had when this object was made."""
 
     def __init__(self, model: torch.nn.Module, places: int = 0) -> None:
-        """places: that of the session; 0: it is made for this model."""
+        """places: the session's module_places(); 0: the session is made for this model."""
         self._model = model
         self.parameters = list(model.parameters())
         self._names = dict(model.named_parameters(remove_duplicate=False))
@@ -161,7 +161,7 @@ class Structure:
 
 
 def _versions(values: list[Any]) -> list[int]:
-    """Of buffers, and of what attributes of modules may be."""
+    """The versions of buffers and of values of attributes."""
     try:
         return list(map(_version, values))
     except (AttributeError, RuntimeError):  # None, and tensors of inference mode, have none.
@@ -214,7 +214,7 @@ class Changes:
             if tensor is not None and tensor.is_quantized
         ]
         self.note()
-        self._kinds = bytes(map(KIND.__and__, self._forms[:-1]))  # Those of the runners: the host may have set others.
+        self._kinds = bytes(map(KIND.__and__, self._forms[:-1]))  # The kinds that runners have; the host's may differ.
         if written:
             named = zip((place.name for place, *_ in self._places), self._versions, strict=True)
             self._versions = [-1 if name in written else version for name, version in named]

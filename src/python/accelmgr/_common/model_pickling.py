@@ -22,7 +22,7 @@ class Attached:
     number: int
     attributes: dict[str, Any]
     hooks: dict[str, list[Callable[..., Any]]]
-    """By their kind."""
+    """The hooks of the tensor, by kind."""
 
     @staticmethod
     def of(number: int, tensor: torch.Tensor) -> Attached:
@@ -50,7 +50,7 @@ def _parametrized(kind: type[torch.nn.Module], names: list[str]) -> torch.nn.Mod
 
 
 class ModelPickler(KnownPickler):
-    """Leaves the model's tensors out. A parametrized module, whose class is made anew for it, is made again there."""
+    """Leaves the model's tensors out. The reader makes the class of a parametrized module again."""
 
     def reducer_override(self, obj: Any) -> Any:
         if not isinstance(obj, torch.nn.Module) or not parametrize.is_parametrized(obj):

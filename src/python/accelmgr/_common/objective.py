@@ -1,6 +1,6 @@
 # Runs in: the host, the manager and runners.
-"""What a session trains beside a model alone: the loss that the script computes of its outputs, and what else has
-parameters."""
+"""What a session trains besides the model: the loss that the script computes from the model's outputs, and other
+modules and tensors with parameters."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ class Objective(torch.nn.Module):
     def named_modules(
         self, memo: set[torch.nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
     ) -> Iterator[tuple[str, torch.nn.Module]]:
-        """Without itself: the root, of the empty name, is the model."""
+        """The modules without this one: the root, whose name is empty, is the model."""
         memo = set() if memo is None else memo
         for name, module in self._modules.items():
             assert module is not None
@@ -152,21 +152,21 @@ class Objective(torch.nn.Module):
         return dict(self.named_modules(remove_duplicate=False))[target]
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """That of the model: the others have theirs."""
+        """The state of the model: loss and extra have a state_dict() of their own."""
         return self.model.state_dict(*args, **kwargs)
 
     # As a function of a batch
 
     @property
     def place(self) -> int | str | None:
-        """Of the loss in what forward() returns."""
+        """The place of the loss in what forward() returns."""
         loss = self.__dict__["_loss"]
         return loss if isinstance(loss, (int, str)) else None
 
     @functools.cached_property
     def _taken(self) -> tuple[set[str] | None, int]:
         """The names of the arguments of the model's forward() (None: any), and how many have no default."""
-        model = getattr(self.model, "_orig_mod", self.model)  # Of torch.compile().
+        model = getattr(self.model, "_orig_mod", self.model)  # torch.compile() wraps it.
         found = _arguments_of(model.forward)
         if found is None:
             return None, 0
@@ -175,7 +175,7 @@ class Objective(torch.nn.Module):
         return None if any(argument.kind is argument.VAR_KEYWORD for argument in found) else names, needed
 
     def forward(self, batch: Any) -> Any:
-        """What has the loss of a batch in it."""
+        """Returns what contains the loss of the batch."""
         loss = self.__dict__["_loss"]
         if not callable(loss):
             return call(self.model, batch)

@@ -14,13 +14,13 @@ LIBRARIES = (os.path.dirname(os.path.dirname(__file__)), *map(sysconfig.get_path
 
 
 def is_of_script(name: str | None) -> bool:
-    """Whether a module of that name is the script's, or none: what exec() has run in a namespace of its own."""
+    """Whether a module of that name is the script's. Also true if there is none: exec() has run its code."""
     return name in SCRIPT or (name is not None and name not in sys.modules)
 
 
 @functools.cache
 def is_of_library(name: str | None) -> bool:
-    """Whether it names a module of a library. One that cannot be imported here is the script's."""
+    """Whether `name` is a module of a library. A module that cannot be imported here is the script's."""
     module = sys.modules.get(name or "")
     file = getattr(module, "__file__", None) or ""
     return module is not None and name not in SCRIPT and (not file or file.startswith(LIBRARIES))

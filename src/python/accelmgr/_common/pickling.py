@@ -29,11 +29,11 @@ Buffer = bytes | bytearray | memoryview
 Pickled = TypeVar("Pickled")
 
 OUT_OF_BAND = 4096
-"""Bytes from which on the memory of an array lies beside the pickled dataset."""
+"""An array of at least so many bytes lies beside the pickled dataset."""
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether it is a tensor whose memory says all about it."""
+    """Whether it is a plain tensor on the CPU: memory, dtype and shape describe it in full."""
     return (
         type(value) is torch.Tensor
         and value.layout is torch.strided
@@ -121,7 +121,7 @@ def _called(context: Callable[..., Any], function: Callable[..., Any]) -> Any:
 
 
 class CannotPickle(Exception):
-    """With the type and text of the error."""
+    """Its text has the type and text of the error."""
 
 
 def attempted(dump: Callable[[], Pickled]) -> Pickled:
@@ -148,7 +148,7 @@ def is_picklable(value: Any, known: Mapping[int, Any] = MappingProxyType({})) ->
 
 
 class _Storage:
-    """The memory of tensors, which may be views of the same."""
+    """Memory of which several tensors may be views."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._storage = tensor.untyped_storage()
@@ -244,9 +244,9 @@ def _beside(buffers: list[pickle.PickleBuffer]) -> Callable[[pickle.PickleBuffer
 
 
 def dump_dataset(dataset: Any, trained: Container[int] = ()) -> tuple[bytes, list[memoryview]]:
-    """The pickled dataset, and memory that it is to find beside. The memory is that of the dataset: no copies.
+    """The pickled dataset, and the memory of its large tensors and arrays, which is not copied.
 
-    trained: id() of tensors that change while the dataset is read. Raises TypeError if it has one.
+    trained: id() of tensors that change while the dataset is read. Raises TypeError if the dataset has one.
     """
     file = io.BytesIO()
     buffers: list[pickle.PickleBuffer] = []
@@ -271,7 +271,7 @@ def _is_found_by_import(obj: Any) -> bool:
 
 
 def _received(data: bytes) -> Any:
-    """In a worker, which sends elements of such classes back."""
+    """Called in a worker, which sends elements of such classes back."""
     send_definitions_to_workers()
     return pickle.loads(data)
 

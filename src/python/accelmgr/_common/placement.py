@@ -33,7 +33,7 @@ class Slot:
     strides: tuple[int, ...]
     offset: int
     requires_grad: bool
-    kind: type[torch.Tensor] | None  # Of a parameter; None: a buffer.
+    kind: type[torch.Tensor] | None  # The class of a parameter; None: a buffer.
 
     @property
     def extent(self) -> int:

@@ -1,13 +1,12 @@
 # Runs in: the host and the manager.
 """Reads a dataset from its beginning to its end, epoch by epoch, and goes on at a position after a restart.
 
-No step has elements of two epochs, or of two batches of a loader: such a part of the data ends by None.
+No step has elements of two epochs, or of two batches of a loader: next() returns None at the end of each such part.
 
 The position is a JSON text: how many elements were given, the states of the random generators, and what the dataset's
 own state_dict() returns. With it the elements that follow are the same ones, augmented alike:
 
-- a dataset with load_state_dict() (as that of torchdata's StatefulDataLoader and of Hugging Face's streams) goes on
-  there;
+- a dataset with load_state_dict() (torchdata's StatefulDataLoader and Hugging Face's streams have it) goes on there;
 - an indexed one goes on with dataset[i];
 - any other is iterated again, with the generators as they were when the epoch began, up to the position. If it gives
   other elements than the first time, its order cannot be repeated, and DataError says so.
@@ -54,7 +53,7 @@ def _has_state(dataset: Any) -> bool:
 
 
 def generator_states() -> bytes:
-    """Of torch, `random` and NumPy in this process."""
+    """The states of the generators of torch, `random` and NumPy in this process."""
     _, internal, gauss = random.getstate()
     states = _RANDOM.pack(*internal, gauss is not None, gauss or 0.0)
     numpy = sys.modules.get("numpy")
@@ -72,7 +71,7 @@ def seed_generators(seed: int) -> None:
         sys.modules["numpy"].random.seed(seed % 2**32)
 
 
-_MT19937_BYTES = 624 * 4 + 4  # Of NumPy's generator in memory: keys and position.
+_MT19937_BYTES = 624 * 4 + 4  # The state of NumPy's generator in memory: keys and position.
 
 
 def _look() -> tuple[Any, ...]:
@@ -260,8 +259,11 @@ class Reading:
             raise other_elements(self._count)
 
     def position(self) -> str:
-        """Call it between two elements."""
-        index, total = self._skip or (self._index, self._sum)  # Before the first element after restore().
+        """The position in the data, as JSON.
+
+        Requires: no element is being read.
+        """
+        index, total = self._skip or (self._index, self._sum)  # _skip: no element was read since restore().
         found: dict[str, Any] = {"elements": self._count, "epoch": self._epoch, "index": index}
         look = self._begin if self._again else _look()
         if look != self._saved[0]:
@@ -277,7 +279,10 @@ class Reading:
         return json.dumps(found)
 
     def restore(self, position: Mapping[str, Any]) -> None:
-        """Goes on at a position() of another process that has read the same dataset. Call it before next()."""
+        """Goes on at a position() of another process that has read the same dataset.
+
+        Requires: next() was not called.
+        """
         if self._again and hasattr(self._dataset, "__next__"):  # It cannot begin again, but has just begun.
             self._count, self._skip = position["elements"], (position["index"], position["checksum"])
             return

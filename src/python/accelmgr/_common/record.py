@@ -20,7 +20,7 @@ import cloudpickle
 from accelmgr._common.memfd import memfd_file, open_memfd
 
 PLACE = struct.Struct("<II")
-"""Of a publication: the host's descriptor, and its number."""
+"""The place of a publication: the host's descriptor, and the publication's number."""
 NOTHING = bytes(PLACE.size)
 
 Key = tuple[str, ...]
@@ -42,7 +42,7 @@ class Record:
         self.place = NOTHING
 
     def publish(self, changes: dict[Key, Any]) -> None:
-        """Raises what pickling raises; then the publication before is still the present one."""
+        """Raises what pickling raises; then the previous publication stays the present one."""
         number = self._number + 1
         entries = self._entries | {key: (number, value) for key, value in changes.items()}
         data = cloudpickle.dumps(entries)
@@ -79,7 +79,7 @@ class Reader:
         self._read = 0
 
     def changes(self, place: bytes) -> Iterator[tuple[Key, Any]]:
-        """Those that were not read yet."""
+        """The changes of the publication at `place` that were not read yet."""
         fd, number = PLACE.unpack(place)
         if number == 0:
             return

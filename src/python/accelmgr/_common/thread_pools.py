@@ -2,8 +2,8 @@
 """Pools of threads of the script, which a dataset or a model uses: concurrent.futures.ThreadPoolExecutor, and
 multiprocessing.pool.ThreadPool.
 
-A fork has none of their threads, and a pool that has started all of its threads starts no other ones: what is submitted
-would wait for ever.
+A fork has none of their threads, and a pool that has started all of its threads starts no more: submitted work would
+wait for ever.
 """
 
 from __future__ import annotations
@@ -43,6 +43,6 @@ def _renew_thread_pools(module: Any) -> None:
 
 
 def _begin(pool: Any, begin: Any) -> None:
-    """Before the first work. Threads that began earlier would be lost in forks of this process."""
+    """Called before the pool's first work. Threads that began earlier would be lost in forks of this process."""
     del pool._check_running
     begin(pool, pool._processes, pool._initializer, pool._initargs)

@@ -1,5 +1,5 @@
 # Runs in: all processes.
-"""Settings of torch, and of Python, that belong to a process. Those of the host hold in processes that work for it.
+"""Settings of torch and Python that belong to a process. The host's settings also hold in processes that work for it.
 
 They are sent at the start, and again before a step if they have changed.
 """
@@ -26,7 +26,7 @@ Values = dict[str, Any]
 
 class Setting(NamedTuple):
     read: Callable[[], Any]
-    """In the host. None: not there in this build of torch, or not set; then it is not sent."""
+    """Reads the value in the host. None: this build of torch lacks the setting, or it is not set; it is not sent."""
     write: Callable[[Any], object]
 
 
@@ -34,10 +34,10 @@ class Runner:
     """What a runner adds to the settings of the host."""
 
     threads = 0
-    """It computes with at most so many threads. 0: with a number that the configuration sets, whatever the host has."""
+    """The most threads with which the runner computes. 0: the configuration sets the number, whatever the host has."""
     deterministic = False
     autocast: dict[str, torch.dtype]
-    """By the type of the device: the dtype of the autocast in which the host calls step()."""
+    """The dtype of the autocast in which the host calls step(), by the type of the device."""
 
     def __init__(self) -> None:
         self.autocast = {}
@@ -161,7 +161,7 @@ SETTINGS |= {
 OF_WORDS = ("print options", "warn always", "warnings filters")
 """Settings that change no number."""
 OF_RUNNER = ("deterministic algorithms", "autocast", "autocast cache", "threads")
-"""Settings that a runner combines with its own, or that nothing but a runner has."""
+"""Settings that a runner combines with its own, or that only runners have."""
 
 
 def _works(setting: Setting) -> bool:
@@ -218,5 +218,5 @@ def apply(values: Values) -> None:
     """In a process that computes or reads for the host."""
     for name, value in values.items():
         if name not in SETTINGS or value is None or (name not in OF_RUNNER and SETTINGS[name].read() == value):
-            continue  # To write what is there takes milliseconds for some, and raises for one that is frozen.
+            continue  # Writing an unchanged value takes milliseconds for some settings, and raises for a frozen one.
         SETTINGS[name].write(value)

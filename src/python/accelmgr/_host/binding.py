@@ -27,7 +27,7 @@ logger = logging.getLogger("accelmgr")
 
 
 class Binding:
-    """The parameters of a session as those of a model, or, of a built-in model, as parameters of their own.
+    """Makes the parameters of a session those of the host's model. A built-in model gets parameters of its own.
 
     It exists as soon as the session holds the initial values.
     """
@@ -78,21 +78,21 @@ class Binding:
         list(map(setattr, self._leaves, itertools.repeat("grad"), gradients))
 
     def started(self) -> None:
-        """From now on it knows what of the model changes."""
+        """From now on changes of the model are found."""
         self.master.begin(self._former_gradients)
         self._former_gradients = []
         if self._model is not None and self._structure is not None and self._record is not None:
             self._changes = Changes(self._model, self._structure, self._record, self._grown, self._handle)
 
     def begin_again(self) -> None:
-        """Processes begin that know the modules that the model has now."""
+        """Called when new processes begin, which know the modules that the model has now."""
         if self._model is not None and self._structure is not None and self._record is not None:
             written = self._changes.written() if self._changes is not None else set()
             self._structure = Structure(self._model, self._structure.places)
             self._changes = Changes(self._model, self._structure, self._record, self._grown, self._handle, written)
 
     def changing(self) -> Forms:
-        """Constants in whose place there is another tensor by now."""
+        """Constants in whose place the host has put another tensor."""
         return dict.fromkeys(self._constants.replaced(), CHANGES) if self._constants is not None else {}
 
     def check_buffers(self) -> None:
@@ -107,7 +107,7 @@ class Binding:
         self.master.look_after(takes_gradients)
 
     def leaves(self) -> list[torch.Tensor]:
-        """In the master's order."""
+        """The parameters, in the master's order."""
         return self._leaves
 
     def parameters(self) -> list[torch.nn.Parameter]:
@@ -126,7 +126,7 @@ class Binding:
         self.check()
         by_leaf = dict(zip(map(id, self._leaves), gradients, strict=True))
         return [
-            # A quantized parameter is none of the leaves, but has some.
+            # A quantized parameter is not a leaf itself: its leaves are inside.
             by_leaf.get(id(parameter), torch.zeros(()).expand(parameter.shape))
             for parameter in self._structure.parameters
         ]
@@ -171,7 +171,7 @@ class Binding:
             self._tell_of_loss(self._changes.not_kept())
 
     def _tell_of_loss(self, not_kept: list[str]) -> None:
-        """Warns if a runner was replaced while the session did not have what it had in attributes."""
+        """Warns if a runner was replaced that had values in attributes which the session did not have."""
         before, self._not_kept = self._not_kept, not_kept
         if not before and not not_kept:
             return

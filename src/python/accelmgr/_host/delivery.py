@@ -60,13 +60,13 @@ def _consumed_of(reference: weakref.ref[Counting]) -> Callable[[], int]:
 
 
 OF_THREADS = (queue.Queue, queue.SimpleQueue, threading.Condition, threading.Event, threading.Thread)
-"""What a dataset has that gets its elements from other threads of this process. A fork has none of these threads."""
+"""A dataset with one of these may get its elements from other threads of this process, which a fork does not have."""
 MOST_DEPTH = 3
-"""So deep they are looked for in the attributes of a dataset."""
+"""How deep OF_THREADS are looked for in the attributes of a dataset."""
 
 
 def _needs_threads(value: Any, depth: int = MOST_DEPTH) -> str:
-    """The class of such an object that is found; empty: there is none."""
+    """The class of the first object of OF_THREADS that is found; empty: there is none."""
     if isinstance(value, OF_THREADS):
         return type(value).__name__
     if depth == 0 or not hasattr(value, "__dict__") or isinstance(value, (type, ModuleType, logging.Logger)):
@@ -110,13 +110,13 @@ class Delivery:
         self._long: LongElements | None = None
         self.record: Record | None = None
         self.grown: Forms = {}
-        """Of buffers that the first micro-batch makes larger, and of attributes that are kept with them."""
+        """The forms of buffers that the first micro-batch makes larger, and of attributes that are kept with them."""
         self._needed: GrownBuffers | None = None
         self.calls: Calls | None = None
         self.feed: Feed | None = None
 
     def begin(self, start_method: str, owner: object, constants: bool) -> list[str]:
-        """Makes everything ready for a manager process; returns the settings that lead it there.
+        """Makes everything ready for a manager process; returns the settings by which the process finds it.
 
         A feed ends with `owner`. constants: runners see when the model writes to constants.
         """
@@ -155,12 +155,12 @@ class Delivery:
         return keys
 
     def refresh(self) -> None:
-        """Forks that follow get the present settings."""
+        """Gives later forks the present settings of torch."""
         if isinstance(self._payload, ForkedModel):
             self._payload.options["settings"] = _settings.sendable(_settings.current())
 
     def makes_room(self, trained: bool) -> bool:
-        """Whether runners have told of buffers that the next begin() makes room for, and this one has not.
+        """Whether runners have told of buffers that have no room yet; the next begin() makes it.
 
         trained: steps were made; then it is too late for other shapes.
         """
@@ -170,7 +170,7 @@ class Delivery:
         return self.make_room(needed)
 
     def make_room(self, needed: Forms) -> bool:
-        """Whether the next begin() does, and this one has not."""
+        """Whether some of these buffers have no room yet; the next begin() makes it."""
         if needed.items() <= self.grown.items():
             return False
         logger.info(
@@ -182,8 +182,8 @@ class Delivery:
     def makes_room_of(self, checkpoint: str, present: set[str]) -> bool:
         """Whether the next begin() makes room for values of the checkpoint that was resumed.
 
-        They are of attributes, or of buffers that changed when it was written. present: the buffers that the session
-        has.
+        The values are of attributes, or of buffers that were no constants when the checkpoint was written. present: the
+        buffers that the session has.
         """
         if self._model is None or self.record is None or FORMS not in present or KEPT in present:
             return False
@@ -209,7 +209,7 @@ class Delivery:
             self.feed.follow(_consumed_of(weakref.ref(owner)))
 
     def following(self) -> Following | None:
-        """What runners are to be told of model and dataset; None if they have none of this process."""
+        """What tells runners of changes of model and dataset; None if they have neither from this process."""
         others = {"dataset": self._dataset, "collate_fn": self._collate_fn}
         if self.feed is not None:  # This process reads the dataset itself.
             del others["dataset"]
@@ -232,7 +232,7 @@ class Delivery:
             pickled("model", model, numbers)
 
     def change_model(self, model: torch.nn.Module) -> None:
-        """From the next begin() on."""
+        """Sends `model` from the next begin() on."""
         self._model = model
         self._factory = None
         kept = {name for name, *_ in kept_attributes(model, self.grown)}

@@ -23,7 +23,7 @@ from accelmgr._host.session_updates import Numbers
 from accelmgr.errors import ManagerLost, SessionError, UsageError
 
 MOST_LOSSES = 3
-"""So often a step begins again with other processes before the host hears of it."""
+"""How often a step begins again with other processes before the host hears of it."""
 
 
 LOOK_S = 0.02
@@ -31,7 +31,7 @@ LOOK_S = 0.02
 
 
 def carry(error: BaseException, made: list[_native.StepResult]) -> None:
-    """What a signal handler has raised has the result of the step that was made before."""
+    """Adds the result of the last step, if one was made, to what a signal handler has raised."""
     if made and not hasattr(error, "step_result"):
         error.step_result = made[-1]  # type: ignore[attr-defined]
 
@@ -40,8 +40,8 @@ class Driver:
     """Drives a session that is there. A class derived from it makes the handle and binds the session."""
 
     _handle: _native.Handle
-    _update: optimizers.Update | None = None  # Of a service.
-    _pending: PendingSteps | None = None  # The last ones.
+    _update: optimizers.Update | None = None  # Set for a service.
+    _pending: PendingSteps | None = None  # What begin_steps() has returned last.
     _keeps_zeros = False  # Whether `.grad` is zero, and not None, where no step has given a gradient.
 
     def __init__(self, model: torch.nn.Module | None) -> None:
@@ -51,7 +51,7 @@ class Driver:
         self._stopped = False
         self._resumed: _native.Resumed | None = None
         self._made: list[_native.StepResult] = []  # By the last call of step().
-        self._untold: list[_native.CheckpointWritten] = []  # A signal handler has raised before they were returned.
+        self._untold: list[_native.CheckpointWritten] = []  # Not returned yet, because a signal handler raised.
         self._unshown: tuple[list[_native.StepResult], bool] = ([], False)
 
     @property
@@ -106,26 +106,26 @@ class Driver:
 
     @property
     def synced_step(self) -> int:
-        """The parameters of this process are those after this step."""
+        """The step after which the parameters were as this process has them."""
         return self._handle.statistics(memory=False).steps
 
     def _begins_again(self, result: _native.StepResult) -> bool:
-        """Whether others have taken the place of processes that were lost in this step, which is to be repeated."""
+        """Whether processes that were lost in this step have been replaced. Then the step is to be repeated."""
         return False
 
     def _note_counted(self, result: _native.StepResult) -> None:
-        """The step was committed."""
+        """Called when a step was committed."""
 
     def _makes_room(self) -> bool:
         """Whether the session was made again, with room for what a micro-batch has made larger, new, or changed."""
         return False
 
     def _waiting(self) -> contextlib.AbstractContextManager[None]:
-        """While this process waits for the manager process."""
+        """The block in which this process waits for the manager process."""
         return contextlib.nullcontext()
 
     def _waits_no_more(self) -> None:
-        """Does again what a signal handler may have kept _waiting() from doing at its end."""
+        """Repeats the end of _waiting(), which a signal handler may have cut short."""
 
     # Steps
 
@@ -237,7 +237,7 @@ class Driver:
             self._show()
 
     def _show(self) -> None:
-        """The model has the gradients and buffers of the last step. Does again what a signal handler has ended."""
+        """Gives the model the gradients and buffers of the last step. Repeats what a signal handler has cut short."""
         made, overwritten = self._unshown
         if made:
             self._bound.show(made[-1].counted, overwritten)
@@ -282,8 +282,8 @@ class Driver:
     ) -> PendingSteps:
         """Begins `n` inner steps, which a thread makes as steps() would, with the last sync(), and returns.
 
-        Returns at once, but where runners do not have the optimizer as it is, as before the first inner step: then it
-        blocks until they are forked. timeout: of each step, in seconds (default: step_timeout).
+        Returns at once, unless runners do not have the optimizer as it is now (before the first inner step, for
+        instance): then it blocks until they are forked. timeout: of each step, in seconds (default: step_timeout).
 
         Until the steps are over, calls that step, write or change the session raise UsageError, in all threads. stop()
         and the end of a `with` block cancel them. Parameters and the optimizer's state change at each sync, so read
@@ -292,9 +292,9 @@ class Driver:
         call. A dataset that this process reads (a generator) draws from the same random generators as the process does
         meanwhile.
 
-        A host of a service that attach() has returned has them made by the service, with what param_groups say now for
-        all of them: they go on when this process ends, detaches, or is killed, and `pending_steps` of the next host has
-        the results. cancel() ends them, stop() does not.
+        After attach() the service makes the steps, all of them with the present param_groups. They go on when this
+        process ends, detaches, or is killed; `pending_steps` of the next host has the results. cancel() ends them,
+        stop() does not.
 
         Raises UsageError for an optimizer that runners cannot have, and for a dataset that only one thread may read.
         """
@@ -382,7 +382,7 @@ class Driver:
         return model_of(self._model)
 
     def named_parameters(self) -> list[tuple[str, torch.Tensor]]:
-        """The master's parameters, each once, in the master's order. Views: the memory is that of the model's."""
+        """The master's parameters, each once, in the master's order. Views of the memory of the model's parameters."""
         self._check_owner("named_parameters")
         return list(self._bound.master.parameters)
 
@@ -475,9 +475,9 @@ class Driver:
         """Raises UsageError, with the reason, for an optimizer that would train this model wrongly or not at all.
 
         Call it once, after the optimizer was made. It takes every optimizer of torch.optim but SparseAdam, LBFGS only
-        with `data.keep_last_step`, and hivemind.Optimizer. Do not pass the optimizer inside that (`.opt`): it may have
+        with `data.keep_last_step`, and hivemind.Optimizer. Do not pass hivemind's inner optimizer (`.opt`): it may have
         parameters of its own, which hivemind copies into the model's. No other call checks the optimizer: one over
-        other tensors changes those, and the model stays as it is.
+        other tensors changes these tensors, and the model stays as it is.
         """
         self._check_idle("check_optimizer")
         self._bound.check_optimizer(optimizer)
@@ -560,8 +560,10 @@ class Driver:
     def revert_parameters(self) -> None:
         """Sets the parameters to what they were before the write that `unfinished` names.
 
-        The service must have been started with `parameters.snapshot: true`. What `left_gradients` says holds for them
-        then. Raises UsageError: nothing is half written, there is no snapshot, or a step or a write is under way.
+        Then `left_gradients` holds for them. Raises UsageError: nothing is half written, there is no snapshot, or a
+        step or a write is under way.
+
+        Requires: the service was started with `parameters.snapshot: true`.
         """
         self._check_idle("revert_parameters")
         self._handle.revert_parameters()

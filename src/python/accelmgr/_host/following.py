@@ -1,5 +1,5 @@
 # Runs in: the host.
-"""What runners are told of what the host has changed since they began: before each step, and how."""
+"""Tells runners, before each step, what the host has changed since they began."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ logger = logging.getLogger("accelmgr")
 SHARE_OF_STEP = 0.01
 """Looking for changes takes at most this share of a step, or a warning says so."""
 LEAST_S = 5e-4
-"""A look that is shorter is not worth a warning."""
+"""A shorter look is not worth a warning."""
 THEIR_OWN = frozenset({b"PYTEST_CURRENT_TEST", b"TORCHINDUCTOR_CACHE_DIR", b"TRITON_CACHE_DIR"})
 """Variables that pytest and torch set for themselves, and that change no number."""
 LOOKS = 20
-"""After so many looks, or new beginnings in a row, is it judged what they cost."""
+"""The cost of looks, or of new beginnings in a row, is judged after so many of them."""
 
 
 class Following:
-    """Exists while there are runners of a model of this process, or a dataset of it is read."""
+    """Exists while other processes have a model or a dataset of this process."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class Following:
     ) -> None:
         """others: the dataset, and functions that runners call, by name. fixed: what must not change: parts of a
         DataLoader, which is iterated from its beginning. record: None if there is no model. kept: see Watch.
-        forks: others are to begin for what a record cannot say, and not only if there is no other way.
+        forks: new processes are to begin also for changes of settings and environment that a record cannot say in full.
         """
         self._model = model
         self._others = others
@@ -57,7 +57,7 @@ class Following:
         self.begin()
 
     def begin(self) -> None:
-        """Processes begin that know the present state."""
+        """Called when new processes begin, which know the present state."""
         self._settings = torch_settings.current()
         self._environment = dict(os.environb)
         if self._record is not None:

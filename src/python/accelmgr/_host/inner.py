@@ -74,7 +74,7 @@ def _copied(numbers: Numbers) -> Numbers:
 
 
 class _Lost(Exception):
-    """A process was lost that had made steps which are ahead."""
+    """A lost process had made steps that are ahead."""
 
 
 class InnerSteps:
@@ -85,16 +85,16 @@ class InnerSteps:
         self.optimizer = optimizer
         self._number = next(_numbers)
         OPTIMIZERS[self._number] = optimizer
-        self._sent: SentOptimizer | None = None  # What processes read that are no forks.
+        self._sent: SentOptimizer | None = None  # For processes that are no forks.
         self._orders: dict[int, tuple[Order, list[Numbers]]] = {}
         """The orders since the last sync, with all hyperparameters then; by the number of steps committed before."""
         self._reached = 0
-        """How many steps were committed, those included that the session has lost by going back."""
+        """How many steps were committed, including steps that the session has lost by going back."""
         self._shelves: dict[int, Shelf] = {}  # By rank.
         self._shared: SharedParameters | None = None
-        self._manager_pid = self._replacements = 0  # When runners last got the optimizer.
+        self._manager_pid = self._replacements = 0  # As they were when runners last got the optimizer.
         self._trained: list[torch.Tensor] = []  # The parameters that the runners have, group by group.
-        self._sizes: list[int] = []  # Of these groups.
+        self._sizes: list[int] = []  # How many each group has.
         self._parameters: list[tuple[int, int]] = []  # Their versions when they last went to the runners.
         self._is_taking = False  # A sync has begun to write here.
         self._repeated = 0  # Steps that were made again since the last result.
@@ -112,7 +112,7 @@ class InnerSteps:
     # What this process has
 
     def _note_sync(self) -> None:
-        """Parameters, buffers and the optimizer's state of this process are those of the last committed step."""
+        """Notes that this process has the parameters, buffers and optimizer's state of the last committed step."""
         model = self._manager.model
         assert model is not None
         self._standing = self._manager.standing()
@@ -153,7 +153,7 @@ class InnerSteps:
         return [runner.rank for runner in self._manager.counts().runners]
 
     def bring_optimizer(self) -> None:
-        """The processes get it as it is here, if they do not have it so."""
+        """Gives the processes the optimizer as it is here, unless they have it so."""
         if not self.is_stale():
             return
         if self._manager.forks:
@@ -162,7 +162,7 @@ class InnerSteps:
         self._manager_pid = 0  # order() sends it.
 
     def renew(self, has_given_up: bool = False) -> None:
-        """All processes have what this one has, and the steps that are ahead were made again.
+        """Gives all processes what this one has, and makes steps that are ahead again, unless a survivor has them.
 
         has_given_up: the manager process replaces no runner any more.
         """
@@ -175,7 +175,7 @@ class InnerSteps:
         self._meet()
 
     def _meet(self) -> None:
-        """There are processes that have the optimizer and the parameters as they are here, or get them now."""
+        """Called when the processes have optimizer and parameters as they are here, or get them with the next step."""
         if not self._manager.forks:
             self._number = next(_numbers)
             self._sent = self._manager.sent_optimizer(self.optimizer)
@@ -242,7 +242,7 @@ class InnerSteps:
         return Order(self._number, steps - self._base, groups, clip_grad_norm, loads, division, sent)
 
     def counted(self, result: _native.StepResult) -> None:
-        """The step that was ordered last was committed."""
+        """Called when the step that was ordered last was committed."""
         self._reached = max(self._reached, result.step)
         self._repeated = 0
         if self._sent is not None:
@@ -250,8 +250,8 @@ class InnerSteps:
         self.optimizer._opt_called = True  # type: ignore[attr-defined]  # A scheduler looks whether it has stepped.
 
     def _take_from_survivor(self) -> None:
-        """A sync with a runner that has made all steps, if there is one: then none is made again."""
-        if self._shared is not None or self._steps < self._reached:  # Each has a part of the state; it has gone back.
+        """Syncs with a runner that has made all steps, if there is one, so that no step is made again."""
+        if self._shared is not None or self._steps < self._reached:  # Each runner has a part; or the run went back.
             return
         if self._manager.counts().manager_pid != self._manager_pid:
             return
@@ -264,7 +264,7 @@ class InnerSteps:
                 return self._take(found)
 
     def go_back(self) -> None:
-        """To the last sync. The steps since then are made again."""
+        """Goes back to the last sync, and makes the steps since then again."""
         self._note_changed()
         changed, ahead = self._changed, self.ahead
         self._reached = max(self._reached, self._steps)
@@ -288,14 +288,14 @@ class InnerSteps:
         raise SessionError(f"processes are lost again and again: {lost}") from lost
 
     def _make_again(self) -> None:
-        """The steps that were committed before the run went back, with the numbers that they had."""
+        """Makes the steps again that were committed before the run went back, with their hyperparameters."""
         while (steps := self._steps) < self._reached:
             before, numbers = self._orders[steps]
             self._manager.repeat_inner(self._order(numbers, before.clip_grad_norm, before.loads, steps))
             self._repeated += 1
 
     def sync(self) -> None:
-        """Parameters and the optimizer's state of this process become those of the runners."""
+        """Gives this process the parameters and the optimizer's state that the runners have."""
         if self.ahead == 0:
             return
         for _ in range(MOST_RETURNS):
@@ -323,7 +323,7 @@ class InnerSteps:
             raise
 
     def _outcome(self, made: int) -> Outcome:
-        """With tensors, which are valid until runners make the next step or put others there."""
+        """The outcome with tensors, which are valid until runners make the next step or put others there."""
         found = {}
         for rank in self._team if self._shared is not None else self._team[:1]:
             shelf = self._shelves.setdefault(rank, Shelf())
@@ -357,7 +357,7 @@ class InnerSteps:
     def _check_alike(self, made: int) -> None:
         """Raises SessionError unless all ranks have the same bits."""
         ranks = self._team
-        if len(ranks) < 2 or self._shared is not None:  # What they share cannot differ.
+        if len(ranks) < 2 or self._shared is not None:  # Shared parameters cannot differ.
             return
         first, *others = (self._ask(functools.partial(checksums, made), rank) for rank in ranks)
         for rank, other in zip(ranks[1:], others, strict=True):

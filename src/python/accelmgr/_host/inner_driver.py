@@ -26,10 +26,10 @@ class InnerDriver(Driver):
     """A class derived from it starts and ends the processes. What InnerSteps calls has no underscore."""
 
     _delivery: Delivery
-    _method: str  # The start method of the processes that there are.
+    _method: str  # The start method of the present processes.
     _inner: InnerSteps | None
-    _updates: SessionUpdates | None = None  # In place of it, where runners cannot have an optimizer.
-    _adopts = True  # What an earlier host of a service has left.
+    _updates: SessionUpdates | None = None  # In place of _inner, where runners cannot have an optimizer.
+    _adopts = True  # Takes over the state that an earlier host of a service has left.
 
     def refresh(self) -> None:
         """See Manager."""
@@ -44,15 +44,15 @@ class InnerDriver(Driver):
         return self._handle.statistics(memory=False)
 
     def go_back_to(self, standing: Standing) -> None:
-        """Starts processes there."""
+        """Starts processes that go on from `standing`."""
         raise NotImplementedError
 
     def _finish_renewal(self, call: str) -> bool:
-        """Whether an exception had ended what had begun. Then there are processes again."""
+        """Finishes a replacement of all processes that an exception has cut short. Returns whether there was one."""
         raise NotImplementedError
 
     def _check(self) -> None:
-        self._bound.check(takes_gradients=self._inner is None)  # A runner may still apply them: after Ctrl-C.
+        self._bound.check(takes_gradients=self._inner is None)  # After Ctrl-C a runner may still apply them.
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self._check_idle("zero_grad")
@@ -146,7 +146,7 @@ class InnerDriver(Driver):
         return SharedParameters(handle, self._bound.leaves(), optimizer)
 
     def keep_elements(self, since: Callable[[], int]) -> None:
-        """Those from `since()` on may be asked for again."""
+        """Keeps the elements from `since()` on: they may be asked for again."""
         if self._delivery.feed is not None:
             self._delivery.feed.follow(since)
 

@@ -60,7 +60,7 @@ class Master:
         ]
         self._not_saved = {place.name for place in places if not place.persistent}
         self.gradients: Named = []
-        self._exact: dict[int, torch.Tensor] = {}  # The master's, where `.grad` is a rounded copy.
+        self._exact: dict[int, torch.Tensor] = {}  # The master's gradients, where `.grad` is a rounded copy.
         self._find_gradients()
         # To find moved tensors: share_memory_() moves a storage out of the session, with all tensors over it.
         self._parameter_places = [tensor.data_ptr() for _, tensor in self.parameters]
@@ -96,7 +96,7 @@ class Master:
         self._versions = [self._gradients[index]._version for index in self._exact]
 
     def _take_copies(self) -> None:
-        """What the caller has written into rounded copies counts."""
+        """Takes over what the caller has written into rounded copies."""
         for (index, exact), version in zip(self._exact.items(), self._versions, strict=True):
             if self._gradients[index]._version != version:
                 write(exact, self._gradients[index])
@@ -107,7 +107,7 @@ class Master:
         return [(name, self._exact.get(index, gradient)) for index, (name, gradient) in enumerate(self.gradients)]
 
     def _unfreeze(self) -> bool:
-        """Makes gradients for parameters that were frozen and require one now. Whether there are such."""
+        """Makes gradients for parameters that were frozen and require one now. Returns whether there are any."""
         unfrozen = [index for index in self._frozen if self._leaves[index].requires_grad]
         if unfrozen:
             for index in unfrozen:
@@ -127,8 +127,8 @@ class Master:
     def bind(self, leaves: list[torch.Tensor], needs_values: bool, weights: Weights | None) -> None:
         """Makes `leaves` the master's parameters: moves their memory into the session, one after the other.
 
-        needs_values: their values, too; the session has those of a checkpoint otherwise. weights: the values instead
-        of those of the leaves.
+        needs_values: copies their values, too; otherwise the session has values of a checkpoint. weights: has the
+        values to copy, in place of the leaves.
         """
         for leaf, (name, parameter) in zip(leaves, self.parameters, strict=True):
             leaf.grad = None
@@ -139,7 +139,7 @@ class Master:
         self._leaves = leaves
 
     def begin(self, former: Sequence[torch.Tensor | None]) -> None:
-        """The session has gradients now. former: what `.grad` was before bind(); steps add to it."""
+        """Called when the session has gradients. former: what `.grad` was before bind(); steps add to it."""
         self._note()
         self.show(everything=True)
         for leaf, gradient in zip(self._leaves, former, strict=True):
@@ -164,7 +164,7 @@ class Master:
         return self._lacks and not self._keeps_zeros and all(gradient is None for gradient in self._found)
 
     def show(self, everything: bool = False) -> None:
-        """After a step: `.grad` of the parameters that it has used. everything: it has overwritten all of them."""
+        """After a step: sets `.grad` of the parameters that it used. everything: it has overwritten all gradients."""
         if self._exact:
             self._round()
         if not everything and not self._lacks:

@@ -5,8 +5,8 @@ They travel in two memfds of the host, which the other processes open through /p
 
 - "objects": the pickled model (or the function that makes it), dataset and collate_fn. A number stands for each
   parameter and buffer of the model. It exists as long as runners may be started; each process reads the parts it needs.
-- "values": the initial values of these buffers. Those of the parameters the host writes into the session itself, one
-  after the other (master.py), so that they exist once. Freed when the session has them.
+- "values": the initial values of these buffers. Freed when the session has them. The host itself writes the values of
+  the parameters into the session, one after the other (master.py), so that they exist once.
 
 A manager that is a fork of the host has these objects itself.
 """
@@ -36,7 +36,7 @@ from accelmgr._common.placement import aligned, copy_values, drop_values, privat
 from accelmgr.errors import DataError, ModelError
 
 PickledDataset = tuple[bytes, list[memoryview]]
-"""With memory of the dataset's tensors and arrays, which is copied once: all processes map the copy."""
+"""The bytes, and the memory of the dataset's tensors and arrays, which is copied once: all processes map the copy."""
 
 
 def _named(what: str, value: Any, dump: Callable[[], Pickled]) -> Pickled:
@@ -68,9 +68,9 @@ def pickled_dataset(dataset: Any, model: torch.nn.Module | None = None) -> Pickl
 
 
 def check_sendable(model: torch.nn.Module, is_made_there: bool = False) -> None:
-    """Raises ModelError for what another interpreter would compute differently, without a word.
+    """Raises ModelError for what another interpreter would silently compute differently.
 
-    is_made_there: a function is sent that makes the model, and the script's replacements.
+    is_made_there: a function is sent that makes the model, and makes the script's replacements, too.
     """
     other = "is that of this process alone, but processes of every start method but 'fork' are other interpreters"
     for path, module in model.named_modules():
@@ -98,7 +98,7 @@ def check_sendable(model: torch.nn.Module, is_made_there: bool = False) -> None:
 
 
 def _has_other_order(values: Collection[Any]) -> bool:
-    """Whether texts have hashes of this process alone."""
+    """Whether there are texts whose hashes, and so their order, are this process's alone."""
     if os.environ.get("PYTHONHASHSEED", "random") not in ("", "random") or len(values) < 2:
         return False
     return any(isinstance(value, (str, bytes)) for value in values)
@@ -233,7 +233,7 @@ class ForkedModel:
             leaf.grad = None
 
     def release_values(self) -> None:
-        """The session has them now."""
+        """Called when the session has the values."""
         self._leaves = []
 
     def close(self) -> None:

@@ -40,7 +40,7 @@ LOOK = 6  # Frames between GradScaler.step() and the hook, and a few more.
 
 
 class Update:
-    """The writes of optimizers to the parameters of a service, which knows so if this process is killed meanwhile."""
+    """Marks writes of optimizers to a service's parameters: the service knows if this process is killed in one."""
 
     def __init__(self, handle: _native.Handle) -> None:
         self._handle = handle
@@ -84,7 +84,7 @@ _evaluations: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.We
 """How often an LBFGS has evaluated its closure in its present step."""
 _checked: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 _updates: weakref.WeakKeyDictionary[torch.optim.Optimizer, list[Update]] = weakref.WeakKeyDictionary()
-"""Of the services whose parameters an optimizer has."""
+"""The updates of the services whose parameters an optimizer has."""
 _watching = _marks_hivemind = False
 _lock = threading.Lock()
 

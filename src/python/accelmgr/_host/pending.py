@@ -38,7 +38,7 @@ class PendingSteps:
     ) -> None:
         """steps: makes a step each time that it is asked for its next result.
 
-        end_elsewhere: they are made elsewhere. It ends them, and `steps` tells of them: None is no news.
+        end_elsewhere: ends steps that are made elsewhere. `steps` then gives news of them; None is no news.
         """
         self._steps = steps  # Until the thread has it.
         self._end_elsewhere = end_elsewhere

@@ -20,7 +20,7 @@ KINDS: dict[type, str] = {torch.optim.SGD: "sgd", torch.optim.Adam: "adam", torc
 
 Group = tuple[float, float, float, float, float, float, bool]
 Numbers = tuple[str, float, list[Group]]
-"""The kind of an optimizer, to which norm gradients are clipped, or 0, and the numbers of its groups."""
+"""The kind of an optimizer, the norm to which gradients are clipped (0: none), and the numbers of its groups."""
 
 
 def why_not(optimizer: torch.optim.Optimizer) -> str:
@@ -64,7 +64,7 @@ class SessionUpdates:
             self._bring()
 
     def _has_left(self) -> bool:
-        """Whether there is the state of such an optimizer, as it is after the last step."""
+        """Whether the session has the state of such an optimizer as of the last step."""
         if not any(self.handle.updates()):
             return False
         if self.handle.is_updated and self.handle.moments_used == len(self._names):
@@ -84,7 +84,7 @@ class SessionUpdates:
 
     @property
     def _names(self) -> list[str]:
-        """Of the moments that it uses."""
+        """The names of the moments that the optimizer uses."""
         if self._kind != "sgd":
             return ["exp_avg", "exp_avg_sq"]
         return ["momentum_buffer"] if any(group["momentum"] != 0 for group in self.optimizer.param_groups) else []
@@ -120,7 +120,7 @@ class SessionUpdates:
         ]
 
     def _bring(self) -> None:
-        """The session gets the state that the optimizer has here."""
+        """Gives the session the state that the optimizer has here."""
         states = [self.optimizer.state.get(leaf, {}) for leaf in self._leaves]
         for state in states:  # Its tensors may be those of the session, which become zeros; a signal handler may raise.
             state |= {name: state[name].clone() for name in self._names if state.get(name) is not None}
@@ -135,7 +135,7 @@ class SessionUpdates:
         self._note()
 
     def _note(self) -> None:
-        """The optimizer's state here is that of the session."""
+        """Makes the optimizer's state here views of the session's."""
         self._seen = None
         try:
             self._take_state()
@@ -157,7 +157,7 @@ class SessionUpdates:
         self._seen = self._versions()
 
     def release(self) -> None:
-        """The optimizer's state is in memory of its own: the session's is for another one."""
+        """Gives the optimizer's state memory of its own: the session's memory is for another optimizer."""
         self.sync()
         for parameter in parameters_of(self.optimizer):
             state = self.optimizer.state.get(parameter, {})
@@ -166,7 +166,7 @@ class SessionUpdates:
                     state[name] = value.clone()
 
     def sync(self) -> None:
-        """The optimizer's state here is that of the session, unless the host has written it since."""
+        """Makes the optimizer's state here views of the session's, unless the host has written it since."""
         if self._seen is None or self._versions() == self._seen:
             self._note()
 
@@ -184,7 +184,7 @@ class SessionUpdates:
         return self._kind, float(clip_grad_norm or 0), [_numbers(group) for group in self.optimizer.param_groups]
 
     def counted(self) -> None:
-        """A step was committed, and with it an update."""
+        """Called when a step was committed, and with it an update."""
         self._note()
         self.optimizer._opt_called = True  # type: ignore[attr-defined]  # A scheduler looks whether it has stepped.
 

@@ -54,7 +54,7 @@ CUDA_ERROR_NOT_INITIALIZED = 3
 
 
 def _has_initialized_cuda() -> bool:
-    """Whether any library has. torch.cuda.is_available() does, and torch.cuda.is_initialized() is False after it."""
+    """Whether any library has done so. torch.cuda.is_available() does, but torch.cuda.is_initialized() stays False."""
     try:
         driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
     except OSError:  # Nobody has loaded it.

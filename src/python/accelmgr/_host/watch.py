@@ -34,9 +34,9 @@ OF_TENSORS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 IGNORED = frozenset({"training", "_compiled_call_impl"})
 """Attributes of a module that change no number, or of which runners are told otherwise."""
 MOST_ENTRIES = 1000
-"""Of a container of a dataset; of a longer one the length alone is compared."""
+"""The most entries of a dataset's container that are looked at; of a longer one the length alone is compared."""
 MOST_BYTES = 1 << 20
-"""Of an array; of a larger one the content is not compared."""
+"""The largest array whose content is compared."""
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 _LEAVES = (
@@ -55,7 +55,7 @@ _LEAVES = (
     torch.optim.lr_scheduler.LRScheduler,
     weakref.ref,
 )
-"""Their content is not looked at: it cannot change, cannot be seen, or is the host's alone."""
+"""Types whose content is not looked at: it cannot change, cannot be seen, or is the host's alone."""
 _FOREIGN = frozenset(
     "accelmgr multiprocessing threading _thread asyncio concurrent _weakref logging tqdm tensorboard tensorboardX "
     "wandb mlflow".split()
@@ -129,25 +129,25 @@ class Found:
     """What has changed."""
 
     attributes: dict[tuple[str, str], Any] = dataclasses.field(default_factory=dict)
-    """Simple ones, by path of the module and name."""
+    """Attributes with simple values, by path of the module and name."""
     others: list[str] = dataclasses.field(default_factory=list)
-    """What runners can only know if they begin anew, in words."""
+    """What runners learn only if they begin anew, in words."""
 
 
 class Watch:
     def __init__(self, model: torch.nn.Module | None, others: dict[str, Any], kept: Forms | None = None) -> None:
-        """others: dataset, collate_fn and the like, by name. kept: attributes of modules that are told as buffers are,
-        while they have this form."""
+        """others: dataset, collate_fn and the like, by name. kept: forms of attributes of modules. While an attribute
+        has this form, it is told as buffers are."""
         self._kept = kept or {}
         self._snapshot = _native.Snapshot()
         self._what: list[str] = []
-        """Of each entry of the snapshot."""
+        """The name of each entry of the snapshot, for people."""
         self._modules: dict[int, tuple[str, torch.nn.Module]] = {}
-        """Of entries that are the attributes of a module of the model: its path, and itself."""
+        """Entries that are the attributes of a module of the model: the module's path, and the module."""
         self._tensors: dict[tuple[str, str], tuple[torch.Tensor, int]] = {}
-        """Of modules: attributes that are tensors, and their versions."""
+        """Attributes of modules that are tensors, and their versions."""
         self._plain: dict[int, tuple[str, str, Any]] = {}
-        """Of entries that are containers of values: path of the module, name of its attribute, and itself."""
+        """Entries that are containers of values: path of the module, name of its attribute, and the container."""
         self._seen: set[int] = set()
         self._known: set[int] = set()
         self._paths: dict[int, str] = {}
@@ -269,7 +269,7 @@ class Watch:
         if (own := self._paths.get(id(value))) is not None:
             self._modules[index] = own, value
         for name, part in attributes.items():
-            if name in ("_parameters", "_buffers"):  # Of their own values runners are told otherwise.
+            if name in ("_parameters", "_buffers"):  # Runners are told of their values in another way.
                 found += [(f"{path}.{key}", tensor) for key, tensor in part.items() if tensor is not None]
                 self._entry(f"a buffer of {path}", self._snapshot.add_result(part, "__len__"))
             elif name == "_non_persistent_buffers_set":
@@ -288,7 +288,7 @@ class Watch:
         return found
 
     def _visit_class(self, path: str, kind: type) -> list[tuple[str, Any]]:
-        """A class of the script in full; of one of a library its forward()."""
+        """Visits a class of the script in full, and of a library's class forward() alone."""
         if id(kind) in self._seen:
             return []
         self._seen.add(id(kind))
@@ -393,7 +393,7 @@ class _Attributes:
 def _equal(one: Any, other: Any) -> bool:
     try:
         return type(one) is type(other) and bool(one == other)
-    except Exception:  # Of tensors in tuples.
+    except Exception:  # Tensors in tuples raise.
         return False
 
 

@@ -106,11 +106,17 @@ class Weights:
         return tensor
 
     def value(self, name: str, own: torch.Tensor) -> torch.Tensor:
-        """Of the parameter of this name, after check(); of a buffer `own`, which check() has loaded."""
+        """The value of the parameter of this name. For a buffer it is `own`, which check() has loaded.
+
+        Requires: check() was called.
+        """
         found = self._found.get(name)
         return own if found is None else self._read(found)
 
     def load(self, model: torch.nn.Module) -> None:
-        """Writes all parameters, after check()."""
+        """Writes all parameters.
+
+        Requires: check() was called.
+        """
         for name, parameter in model.named_parameters():
             write(parameter, self.value(name, parameter))

@@ -19,9 +19,9 @@ from typing import Any
 import cloudpickle
 
 SHARED = "accelmgr.compat.xla_multiprocessing"
-"""Its wrappers at the top of a script stand for one object of all ranks, not for one that each makes: they travel."""
+"""Wrappers of this module at the top of a script stand for one object of all ranks, so they travel."""
 Main = tuple[str, str]
-"""Name of the module (python -m), or the path of the script; the other one is empty. Both empty: none that can run."""
+"""Name of the module (python -m), or path of the script; the other is empty. Both empty: no script that can run."""
 
 
 def _is_guarded(path: str) -> bool:

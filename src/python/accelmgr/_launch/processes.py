@@ -162,7 +162,7 @@ os.register_at_fork(after_in_child=_contexts.clear)  # The processes belong to t
 
 
 def prepare(target: Target, start_method: str, in_place: bool = False) -> Payload | None:
-    """The payload to send; None if the process that calls has the target itself (in place, or forked)."""
+    """The payload to send; None if the process that calls the target has it already (in place, or forked)."""
     embed()
     target.is_forked = start_method == "fork"
     if in_place or target.is_forked:

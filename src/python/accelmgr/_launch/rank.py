@@ -26,10 +26,10 @@ from accelmgr.errors import UsageError
 
 MOST_FRAMES = 16
 END_S = 30.0
-"""For what was registered to be called at the end of a process."""
+"""The most time for functions that are registered to be called at the end of a process."""
 _main: Main = "", ""
 """The user's script, if this process has run its top."""
-_begun = False  # What is registered with atexit is that of this process.
+_begun = False  # All atexit functions are this process's own.
 _is_forked = False
 
 
@@ -69,7 +69,7 @@ def describe(error: BaseException) -> tuple[str, str, str]:
 
 
 def _forget_parent() -> None:
-    """What the parent has registered for its end is the parent's, and is not called in a fork."""
+    """Drops the functions that the parent has registered for its own end: a fork must not call them."""
     atexit._clear()
     for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
         finalizer.atexit = False

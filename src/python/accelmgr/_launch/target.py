@@ -29,10 +29,10 @@ class Target:
     with_rank: bool = False
     setup: Callable[[], Any] | None = None
     around: Callable[[int, Callable[[], Any]], Any] | None = None
-    """Called with the rank and what calls the function."""
+    """Called with the rank, and with a function that makes the call."""
     is_forked: bool = False
     result: Any = None
-    """Of a call in place: the object itself."""
+    """What a call in place has returned: the object itself."""
 
     def __post_init__(self) -> None:
         if not callable(self.function):

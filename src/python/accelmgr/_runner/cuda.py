@@ -53,8 +53,8 @@ def check() -> None:
 
 
 def failure_of(error: BaseException | None, backend: str = "CUDA error") -> BaseException | None:
-    """The error of a device that `error` is, or was raised from; None if the model is to blame. backend: what texts of
-    such errors begin with, in any case of letters."""
+    """The error of a device that `error` is, or was raised from; None if the model is to blame. backend: with what
+    texts of such errors begin, in upper or lower case."""
     while error is not None:
         if isinstance(error, RuntimeError):
             text = str(error)
@@ -71,7 +71,7 @@ class Graph:
     """A CUDA graph."""
 
     def __init__(self, shared: Graph | None) -> None:
-        """shared: its memory too, in which only results of the graph are kept. None: memory of its own."""
+        """shared: a graph whose memory this one uses, too; only results are kept there. None: memory of its own."""
         self._graph = torch.cuda.CUDAGraph()
         self._pool: Any = torch.cuda.graph_pool_handle() if shared is None else shared._pool
 
@@ -139,7 +139,7 @@ class Cuda:
 
     @contextlib.contextmanager
     def computing(self) -> Iterator[None]:
-        """What torch computes in the block, it computes on the compute stream."""
+        """In the block, torch computes on the compute stream."""
         with torch.cuda.stream(self._compute):
             yield
 
@@ -166,8 +166,8 @@ class Cuda:
         torch.cuda.manual_seed(seed)
 
     def replace_generator(self, state: torch.Tensor) -> None:
-        """For a generator that a recording has left as if it went on: torch refuses to draw from it ("Offset increment
-        outside graph capture"), whatever its state is set to."""
+        """For a generator that a failed recording has left as if it went on: torch refuses to draw from it ("Offset
+        increment outside graph capture"), whatever its state is set to."""
         fresh = torch.Generator(self.device)
         fresh.set_state(state)
         torch.cuda.default_generators[self.device.index].graphsafe_set_state(fresh)

@@ -18,8 +18,8 @@ class CudaGradientHooks(GradientHooks):
     """Tells the transport of gradients, by a hook on each parameter. `.grad` has the sum over micro-batches.
 
     A hook runs in a thread of autograd. The first attempt shows in which order gradients become complete, and which
-    parameters backward comes to several times: only rest() tells of these. It also tells of those with hooks of the
-    user, which may change `.grad`.
+    parameters backward comes to several times: only rest() tells of these. rest() also tells of parameters with hooks
+    of the user, which may change `.grad`.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class CudaGradientHooks(GradientHooks):
         self._eager = False  # An attempt has been seen as a whole.
         self._last = False
         self._order: list[int] = []  # Parameters as autograd came to them in this micro-batch.
-        self._recorded: list[int] | None = None  # Those whose gradients tell that they are complete; None: no graph.
+        self._recorded: list[int] | None = None  # Gradients completed in the graph that is recorded; None: none is.
         self._late = [False] * len(parameters)
         self._told = [False] * len(parameters)
         self._looked_at: dict[int, torch.Tensor] = {}  # The gradients, as the device copies or keeps them.
@@ -113,7 +113,7 @@ class CudaGradientHooks(GradientHooks):
         return order, complete
 
     def replayed(self, order: list[int], complete: list[int]) -> None:
-        """A graph was launched: what its recording told of is computed now, and told of when it is complete."""
+        """Called when a graph was launched. Tells of the gradients that are complete according to its recording."""
         self._sink.backward_begins()
         self._order = order
         for index in complete if not self.keeps else ():
@@ -140,8 +140,10 @@ class CudaGradientHooks(GradientHooks):
 
     @torch.no_grad()
     def magnitudes(self) -> tuple[list[int], torch.Tensor]:
-        """Parameters whose gradients have elements, and the largest magnitude of each: Inf or NaN if it
-        has one. After rest()."""
+        """Parameters whose gradients have elements, and the largest magnitude of each: Inf or NaN if it has one.
+
+        Requires: rest() was called.
+        """
         found = {index: real_of(gradient) for index, gradient in self._looked_at.items() if gradient.numel()}
         if not found:
             return [], torch.empty(0, dtype=torch.float64, device=self._cuda.device)

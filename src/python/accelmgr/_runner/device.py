@@ -60,14 +60,16 @@ class DeviceThread:
     def call(self, wanted: Callable[[], bool], function: Callable[..., Any], *arguments: Any) -> Any:
         """Returns what the function returns, or raises what it raises. Raises Abandoned as soon as it is not `wanted`.
 
-        Call it when the thread is idle. wanted: called while this waits, as a sign of life.
+        wanted: called while this waits, as a sign of life.
+
+        Requires: the thread is idle.
         """
         return next(self.each(wanted, function, [arguments]))
 
     def each(
         self, wanted: Callable[[], bool], function: Callable[..., Any], calls: Iterable[tuple[Any, ...]]
     ) -> Iterator[Any]:
-        """call() with each of these arguments in turn. The thread works on while the caller uses what came first."""
+        """As call() with each of these arguments in turn. The thread works on while the caller uses earlier results."""
         begun = time.monotonic()
         works = collections.deque(self._thread.submit(function, *arguments) for arguments in calls)
         while works:
@@ -83,8 +85,8 @@ class DeviceThread:
     def wait_until_idle(self, wanted: Callable[[], bool]) -> None:
         """Waits for the work that was left, and drops its outcome. Raises Abandoned as soon as it is not `wanted`.
 
-        Work that takes longer than a whole step may is a device that hangs: there are no more signs of life then, and
-        the watchdog ends this process.
+        If the work takes longer than a whole step may, the device hangs: then there are no more signs of life, and the
+        watchdog ends this process.
         """
         if self._left is None:
             return
@@ -112,8 +114,8 @@ def groups_of(tensors: list[torch.Tensor]) -> list[list[torch.Tensor]]:
 def exchange(tensor: torch.Tensor, other: torch.Tensor) -> None:
     """Swaps the contents of two tensors, also of another device. `tensor` stays the object that others refer to.
 
-    Parameters that are tied stay tied, and lists, closures and hooks of the model see the new content. It is
-    torch.utils.swap_tensors(), which refuses tensors with weak references, as those of an LSTM have.
+    Parameters that are tied stay tied, and lists, closures and hooks of the model see the new content. As
+    torch.utils.swap_tensors(), which however refuses tensors with weak references, such as an LSTM's.
     """
     before, after = tensor._backward_hooks, tensor._post_accumulate_grad_hooks
     torch._C._swap_tensor_impl(tensor, other)
@@ -125,7 +127,7 @@ def exchange(tensor: torch.Tensor, other: torch.Tensor) -> None:
 
 
 class DeviceReplica(Replica):
-    """A replica on a device. Buffers lie twice: on the device those of the model, on the CPU those of the session."""
+    """A replica on a device. Buffers exist twice: the model's on the device, the session's on the CPU."""
 
     def __init__(
         self, model: torch.nn.Module, collate_fn: Any, device: torch.device, autocast: str, changes: Changes | None
@@ -135,7 +137,7 @@ class DeviceReplica(Replica):
         self._device_type = device.type
         self._left = False  # The attempt is over; the device may still compute it.
         self._session_buffers: list[torch.Tensor] = []
-        self._has_buffers = False  # The device has the present ones.
+        self._has_buffers = False  # The device has the present buffers.
 
     def buffers_loaded(self) -> None:
         self._has_buffers = False
@@ -151,7 +153,7 @@ class DeviceReplica(Replica):
             self._load_device_generator(behind)
 
     def _device_generator(self) -> torch.Tensor:
-        """The bytes of its state, which stand behind those of the CPU's generator."""
+        """The state of the device's generator, in bytes. It is saved behind the state of the CPU's."""
         raise NotImplementedError
 
     def _load_device_generator(self, state: torch.Tensor) -> None:
@@ -170,7 +172,7 @@ class DeviceReplica(Replica):
         return super()._divided(loss, divisor)
 
     def _moved(self, value: Any) -> Any:
-        """On the device, if it is an object that knows how to go there, for example a batch of a library for graphs."""
+        """The value on the device, if it knows how to go there: for example a batch of a library for graphs."""
         if not callable(getattr(value, "to", None)) or isinstance(value, type):
             return value
         return value.to(self._device)
@@ -193,9 +195,9 @@ class DeviceReplica(Replica):
 class ThreadReplica(DeviceReplica):
     """A replica whose thread does all work with the device, while the runner's thread gives signs of life.
 
-    The tensors that describe() has described stay on the CPU: those of parameters are the master's from bind() on,
-    those of buffers are what the session reads and writes between attempts. Losses, scalars, gradients and buffers come
-    back at the end of a step, group by group: one is copied into the slab while the next is read.
+    The tensors that describe() has described stay on the CPU. Parameters are the master's from bind() on; buffers are
+    what the session reads and writes between attempts. Losses, scalars, gradients and buffers come back at the end of a
+    step, group by group: one is copied into the slab while the next is read.
     """
 
     def __init__(
@@ -234,7 +236,7 @@ class ThreadReplica(DeviceReplica):
             super().begin_attempt()
             self._load_generator()
             if was_left:
-                self._has_buffers = False  # What was left may have sent them while they were loaded.
+                self._has_buffers = False  # Work that was left may have sent them while they were loaded.
             self._begin()
             for parameter in self._parameters:
                 parameter.grad = None
@@ -277,7 +279,7 @@ class ThreadReplica(DeviceReplica):
     # What each kind of device does in its own way
 
     def _failure_of(self, error: Exception) -> str:
-        """What says that the device has failed, or '' if the model is to blame."""
+        """The text that says that the device has failed, or '' if the model is to blame."""
         raise NotImplementedError
 
     def _begin(self) -> None:

@@ -190,7 +190,7 @@ def make_replica(
 
 
 def _mixed(seed: int, other: int) -> int:
-    """Of 63 bits, and unlike both."""
+    """A seed of 63 bits, unlike both."""
     return int.from_bytes(hashlib.blake2b(f"data {seed} {other}".encode(), digest_size=8).digest(), "little") >> 1
 
 

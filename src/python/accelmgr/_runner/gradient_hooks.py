@@ -35,7 +35,7 @@ def put_back(kept: Kept) -> None:
 
 
 def real_of(gradient: torch.Tensor) -> torch.Tensor:
-    """Its real numbers."""
+    """The gradient as real numbers."""
     return torch.view_as_real(gradient) if gradient.is_complex() else gradient
 
 
@@ -48,7 +48,7 @@ class GradientHooks:
 
     The sink copies the first gradient of an attempt and adds later ones. The hook leaves `.grad` None, so that autograd
     never adds. If the user has a post-accumulate hook on the parameter, `.grad` is kept until rest(), and the user's
-    hook sees the sum over micro-batches. Where an inner step needs no other replica, all of them stay in `.grad`.
+    hook sees the sum over micro-batches. Where an inner step needs no other replica, all gradients stay in `.grad`.
     """
 
     def __init__(self, parameters: Sequence[torch.Tensor], sink: _native.Sink) -> None:
@@ -79,7 +79,7 @@ class GradientHooks:
         return self.keeps or len(parameter._post_accumulate_grad_hooks or ()) > 1
 
     def _dense(self, index: int, gradient: torch.Tensor) -> torch.Tensor:
-        """As the session has it: in the dtype and the order of its parameter."""
+        """The gradient as the session has it: in the dtype and the order of its parameter."""
         parameter = self._parameters[index]
         if self._is_as_in_session(index, gradient):
             return gradient
@@ -107,7 +107,7 @@ class GradientHooks:
             self._sink.capture(index, dense.data_ptr())
 
     def begin_micro_batch(self) -> None:
-        """Call it before forward()."""
+        """Requires: forward() has not begun."""
         self._kept = set_aside(parameter for parameter, _ in self._kept)
 
     def begin_backward(self) -> None:
@@ -116,7 +116,7 @@ class GradientHooks:
         self._counts = True
 
     def end_backward(self) -> None:
-        """Hands over what backward passes of forward() have left for parameters of which the loss does not depend."""
+        """Hands over what backward passes of forward() have left for parameters on which the loss does not depend."""
         self._counts = False
         self._kept = []
         for index, gradient in enumerate(map(GRADIENT, self._parameters)):
@@ -140,7 +140,10 @@ class GradientHooks:
                 parameter.grad = None
 
     def rest(self) -> None:
-        """Hands over what is still in `.grad`. Call it after the last backward pass of an attempt."""
+        """Hands over what is still in `.grad`.
+
+        Requires: the last backward pass of the attempt has ended.
+        """
         self._kept = []
         for index, gradient in enumerate(map(GRADIENT, self._parameters)):
             if gradient is None:

@@ -31,14 +31,14 @@ from accelmgr._runner.outputs import Numbers
 WARM_UP = 3
 """Attempts before the first recording, with micro-batches of one form: libraries choose their kernels in these."""
 MOST_CHANGES = 32
-"""Of that form. A model whose micro-batches differ more often is not recorded."""
+"""How often the form may change. A model whose micro-batches differ more often is not recorded."""
 BY_INDEX = (torch.ops.aten.index, torch.ops.aten.index_put, torch.ops.aten.index_put_)
 COPIES = (torch.ops.aten._to_copy, torch.ops.aten.copy_)
 NOT_OF_MODELS = (os.path.dirname(torch.__file__), os.path.dirname(os.path.dirname(__file__)), "<")
 OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))
 
 Compute = Callable[[Any, torch.Tensor], Numbers]
-"""Forward and backward pass, of inputs and a divisor of the loss."""
+"""Makes forward and backward pass, with inputs and a divisor of the loss."""
 
 
 class NotRecordable(Exception):
@@ -46,7 +46,7 @@ class NotRecordable(Exception):
 
 
 NOT_RECORDED = (NotRecordable, RuntimeError)
-"""What ends a recording, and not the attempt: if the device or the model is to blame, it fails without a graph too."""
+"""Errors that end a recording, not the attempt: if device or model is to blame, it fails without a graph, too."""
 
 
 class RecordedGradients(Protocol):
@@ -129,7 +129,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does n
 
 
 def _trace(value: Any) -> Any:
-    """Differs if an attribute has changed so that it can be seen."""
+    """A value that differs after each change of an attribute that can be seen."""
     if isinstance(value, (bool, int, float, complex, str, bytes)):
         return type(value), repr(value)
     if isinstance(value, (list, tuple, set, frozenset, collections.deque)):
@@ -224,7 +224,7 @@ class Graphs:
         self.forget()
 
     def forget(self) -> None:
-        """The model's modes have changed, and with them what it computes."""
+        """Called when the model's modes have changed, and with them what it computes."""
         self._recordings: dict[tuple[bool, bool], Recording] = {}
         self._warm = 0
         self._first = True
@@ -236,7 +236,7 @@ class Graphs:
         self._warm += 1
 
     def run(self, inputs: Any, divisor: torch.Tensor, last: bool, compute: Compute) -> Numbers:
-        """compute(), or a graph that does the same. The numbers stay those of this micro-batch."""
+        """Calls compute(), or a graph that does the same. Later micro-batches do not change the numbers."""
         first, self._first = self._first, False
         if self._refused or not self._serves(form_of(inputs), first, last):
             return compute(inputs, divisor)
@@ -261,7 +261,7 @@ class Graphs:
         return first and self._warm >= WARM_UP
 
     def _has_gradients_for(self, last: bool) -> bool:
-        """Whether they lie where the graph of a further micro-batch has them, or where it may be recorded."""
+        """Whether the gradients lie where the graph of a further micro-batch has them, or where it may be recorded."""
         recorded = self._recordings.get((False, last))
         places = [recorded] if recorded else [each for (first, _), each in self._recordings.items() if first]
         return any(

@@ -19,7 +19,7 @@ LOSS = "loss"
 
 
 def _fields_of(outputs: Any) -> dict[str, Any] | None:
-    """Of a mapping, a named tuple or a dataclass; None for others."""
+    """The fields of a mapping, a named tuple or a dataclass; None for others."""
     if isinstance(outputs, collections.abc.Mapping):  # transformers' ModelOutput is a dataclass too.
         return {str(name): value for name, value in outputs.items()}
     if isinstance(outputs, tuple) and hasattr(outputs, "_fields"):
@@ -79,8 +79,8 @@ def _checked(loss: Any, outputs: Any, place: int | str) -> torch.Tensor:
 def read_outputs(outputs: Any, place: int | str | None = None) -> Numbers:
     """The loss of a model's output, checked, and its other numbers.
 
-    place: of the loss, a position in a tuple or a name. None: the field `loss`, the first element of a tuple without
-    names, or the output itself.
+    place: where the loss is, a position in a tuple or a name. None: the field `loss`, the first element of a tuple
+    without names, or the output itself.
     """
     fields = _fields_of(outputs)
     is_sequence = isinstance(outputs, (tuple, list))

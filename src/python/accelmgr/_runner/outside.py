@@ -3,7 +3,8 @@
 criterion in a global variable, a tensor `log_alpha`. Their gradients would stay in the runner, silently.
 
 Such a tensor is a leaf of the loss's graph, requires a gradient, and was there before forward() began: it is reached
-from the model or from what its code refers to, or forward() finds the same object in two micro-batches. No mistake are:
+from the model or from what its code refers to, or forward() finds the same object in two micro-batches. These are no
+mistakes:
 
 - leaves that forward() makes (adversarial inputs, copies for inner loops): each micro-batch has others;
 - leaves of which forward() takes a gradient itself (collocation points, gradient penalties);
@@ -33,9 +34,9 @@ from accelmgr._common.origin import is_of_library
 from accelmgr.errors import ModelError
 
 MOST = 20_000
-"""Objects that are looked at before forward()."""
+"""How many objects are looked at before forward()."""
 MOST_ENTRIES = 1000
-"""Of a container."""
+"""How many entries of a container are looked at."""
 OF_EVERY_MODULE = frozenset(vars(torch.nn.Module())) - {"_forward_hooks", "_forward_pre_hooks"}
 
 
@@ -47,7 +48,7 @@ class Leaf:
     is_evaluated: bool = False
     """It belongs to a module in evaluation mode."""
     taken: bool = False
-    """forward() has taken a gradient of it."""
+    """forward() has itself taken a gradient of the leaf."""
 
     def note(self, gradient: torch.Tensor) -> None:
         self.taken = True
@@ -57,7 +58,7 @@ class Reached:
     """Leaves that require a gradient and are reached from a model, and from what its code refers to."""
 
     def __init__(self, model: torch.nn.Module, own: set[int]) -> None:
-        """own: the session's, by id()."""
+        """own: id() of the session's tensors."""
         self._own = own
         self._seen: set[int] = set()
         self.leaves: dict[int, Leaf] = {}
@@ -68,7 +69,7 @@ class Reached:
         if isinstance(model, Objective):
             self._waiting.append(("loss", vars(model)["_loss"], False))
         while self._waiting and len(self._seen) < MOST:
-            with contextlib.suppress(Exception):  # Of properties of an object of another library.
+            with contextlib.suppress(Exception):  # Properties of another library's object may raise.
                 self._look(*self._waiting.popleft())
 
     def _look(self, name: str, value: Any, is_evaluated: bool) -> None:
@@ -168,7 +169,7 @@ class Outside:
         self._own = set(map(id, (*parameters, *model.parameters())))
         self._count = 0
         self._unknown: list[Leaf] = []
-        """Of the last graph that was looked at."""
+        """Leaves of the last graph that was looked at, which were reached from nowhere else."""
         self._told: set[int] = set()
 
     def changed(self) -> None:
@@ -177,7 +178,7 @@ class Outside:
 
     @contextlib.contextmanager
     def watched(self, inputs: Any, warn: Callable[[str], None]) -> Iterator[Callable[[torch.Tensor], None]]:
-        """Around forward(). The function that it gives takes the loss; it raises ModelError for a leaf outside."""
+        """Call forward() in the block. It yields a function of the loss that raises ModelError for a leaf outside."""
         self._count += 1
         if self._count & (self._count - 1):
             yield lambda loss: None

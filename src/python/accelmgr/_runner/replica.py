@@ -41,15 +41,15 @@ from accelmgr._runner.outside import Outside
 from accelmgr.errors import ConfigError, ModelError
 
 Field = tuple[str, str, tuple[int, ...], Any]
-"""Of a micro-batch: name, dtype, shape, and its bytes while run() lasts."""
+"""A field of a micro-batch: name, dtype, shape, and the bytes, which are valid while run() lasts."""
 Description = tuple[str, str, tuple[int, ...], tuple[int, ...], int, int, bool]
-"""Of a tensor: name, dtype, shape, strides, address, identity; requires a gradient (parameter), persistent (buffer)."""
+"""A tensor's name, dtype, shape, strides, address, identity; requires a gradient (parameter), persistent (buffer)."""
 
 AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 """The dtypes of `runners.autocast`, which may also be "off"."""
 
 WRONG_ARGUMENTS = re.compile(r"forward\(\) (takes .* positional argument|got an unexpected keyword argument)")
-"""A TypeError of a call of forward()."""
+"""The text of a TypeError when forward() is called with wrong arguments."""
 
 _address = torch.Tensor.data_ptr
 
@@ -84,9 +84,9 @@ class Change(enum.IntEnum):
 
     NOTHING = 0
     VALUES = 1
-    """It computes with other values."""
+    """The model computes with other values."""
     TENSORS = 2
-    """Its loss may depend on other tensors, too."""
+    """The loss may depend on other tensors, too."""
 
 
 class Changes:
@@ -97,14 +97,14 @@ class Changes:
         self._reader = Reader(host)
         self._calls = calls
         self.order: Order | None = None
-        """Of the present step, if it is an inner one."""
+        """The order of the present step, if it is an inner one."""
         self.places = places
         self._model = model
         self._times: collections.Counter[tuple[str, ...]] = collections.Counter()
         """How often an attribute was changed."""
 
     def make(self, place: bytes, held: list[str]) -> Change:
-        """Those of the publication at `place`. held: attributes that have later values, which came as buffers do."""
+        """Makes the changes published at `place`. held: attributes with later values, which came as buffers do."""
         modules: dict[str, torch.nn.Module] = {}
         made = Change.NOTHING
         for (kind, *where), value in self._reader.changes(place):
@@ -122,7 +122,7 @@ class Changes:
             attributes: dict[str, Any] = modules[path].__dict__
             self._times[path, name] += 1
             is_number = isinstance(value, (bool, int, float, complex, str, bytes, type(None)))
-            # One that changes once may begin another phase; one that changes in each step is none.
+            # A number that changes once may begin another phase; one that changes in each step does not.
             if not is_number or self._times[path, name].bit_count() == 1:
                 made = Change.TENSORS
             before = attributes.get(name)
@@ -131,12 +131,12 @@ class Changes:
         return made
 
     def call(self) -> None:
-        """What the host has put into its Calls, with the model as the script knows it."""
+        """Makes the call that the host has put into its Calls, with the model as the script knows it."""
         answer(self._calls, self._model._modules[""] if isinstance(self._model, Objective) else self._model)
 
 
 def _written_in_place(before: Any, value: Any) -> bool:
-    """Other objects may have it, too."""
+    """Writes in place where that can be done: other objects may have the old value, too. Returns whether it was."""
     if isinstance(before, torch.Tensor):
         fits = before.shape == value.shape and before.dtype == value.dtype and not before.is_inference()
         if fits:
@@ -200,11 +200,11 @@ class Replica:
         self._buffer_addresses: list[int] = []
         self._places: list[Place] = []
         self._resident: Resident | None = None
-        """The optimizer, if the last step was an inner one."""
+        """The runner's optimizer, if the last step was an inner one."""
         self._joint: JointUpdate | None = None
-        """If it updates a part of the parameters."""
+        """Set if the resident optimizer updates a part of the parameters."""
         self._order: Order | None = None
-        """The last one that was followed."""
+        """The last order that was followed."""
         self._losses: list[torch.Tensor] = []
         self._scalars: list[tuple[str, float | torch.Tensor, float]] = []
 
@@ -240,7 +240,7 @@ class Replica:
         self._gradients = GradientHooks(self._parameters, sink)
 
     def read_parameters(self, places: list[Place]) -> None:
-        """The model's parameters are the master's, for a dataset that computes with the model. Nothing writes there."""
+        """Makes the model's parameters the master's, for a dataset that computes with the model and writes none."""
         for parameter, (memory, dtype, strides) in zip(self._parameters, places, strict=True):
             parameter.data = tensor_over(memory, dtype, parameter.shape, strides)
 
@@ -270,7 +270,7 @@ class Replica:
         self._follow_order()
 
     def _follow_order(self) -> Order | None:
-        """The parameters are what the present step needs: the replica's own in an inner step, the master's otherwise.
+        """Gives the model the parameters that the step needs: the replica's own in an inner step, else the master's.
 
         Returns what is asked of an inner step. Raises ModelError if this replica cannot make it.
         """
@@ -315,7 +315,7 @@ class Replica:
             )
 
     def _take_home(self, resident: Resident) -> None:
-        """The optimizer's parameters are the replica's own, with the values of the master, or those of its team."""
+        """Makes the optimizer's parameters the replica's own, with the master's values, or the team's shared ones."""
         if self._joint is not None:
             self._joint.take_home()
         else:
@@ -326,16 +326,16 @@ class Replica:
         self._addresses = list(map(_address, self._parameters))
 
     def _leave_home(self) -> None:
-        """The model's parameters are the master's again."""
+        """Makes the model's parameters the master's again."""
         for parameter, (memory, dtype, strides) in zip(self._parameters, self._places, strict=True):
             parameter.data = tensor_over(memory, dtype, parameter.shape, strides)
         self._addresses = list(map(_address, self._parameters))
 
     def apply(self, gradients: list[Place | None], scale: float) -> float:
-        """An inner step was committed, with these mean gradients, of which some parameters have none.
+        """Makes the update of a committed inner step. gradients: mean gradients; None for a parameter without one.
 
-        If the list is empty, they are those that the parameters have kept in this attempt, times `scale`. Returns
-        their norm, if it was computed for clipping, or 0.
+        If the list is empty, the mean gradients are the ones that the parameters have kept in this attempt, times
+        `scale`. Returns their norm, if it was computed for clipping, or 0.
         """
         order = self._follow_order()
         assert order is not None and self._resident is not None
@@ -348,7 +348,7 @@ class Replica:
                 mean = tensor_over(memory, dtype, parameter.shape, strides)
                 parameter.grad = mean.to(parameter.device, parameter.dtype, copy=True)
         for gradient in map(GRADIENT, self._parameters) if not gradients and scale != 1 else ():
-            if gradient is not None and gradient.itemsize == 2:  # As the reduction: torch would round the scale, too.
+            if gradient is not None and gradient.itemsize == 2:  # As in the reduction: torch would round the scale.
                 gradient.copy_(gradient.float().mul_(scale))
             elif gradient is not None:
                 gradient.mul_(scale)
@@ -474,7 +474,8 @@ class Replica:
         return self._totals()
 
     def parameter_changed(self, name: str) -> None:
-        """By forward() or backward(). Of a parameter that is an error, and of a constant, too, which the host hears."""
+        """Called when forward() or backward() has changed a parameter, which is the caller's error to raise, or a
+        constant. Of a constant it tells the host, and raises ModelError."""
         if self._tell is not None and name in dict(self._constants.named):
             self._tell({name: CHANGES})
             raise ModelError(f"the model changed its buffer '{name}'")

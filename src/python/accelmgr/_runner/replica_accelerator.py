@@ -76,7 +76,7 @@ def _pins() -> bool:
 class AcceleratorReplica(ThreadReplica):
     """Implements engine/replica/replica.hpp on the accelerator of torch."""
 
-    _is_busy = False  # What an attempt has queued may not be done.
+    _is_busy = False  # Work that an attempt has queued may be unfinished.
     _versions: Sequence[int] = ()
 
     def seed(self, seed: int) -> None:

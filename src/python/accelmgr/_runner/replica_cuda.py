@@ -39,7 +39,7 @@ from accelmgr._runner.replica import (
 )
 from accelmgr.errors import ConfigError, DeviceError, ModelError, UsageError
 
-ALIGNMENT = 64  # Bytes; of tensors in memory that several share.
+ALIGNMENT = 64  # Of each tensor in memory that several share, in bytes.
 
 
 def places_in(tensors: Sequence[torch.Tensor]) -> tuple[list[int], int]:
@@ -62,8 +62,8 @@ def tensor_in(memory: Any, offset: int, like: torch.Tensor) -> torch.Tensor:
 class CudaReplica(DeviceReplica):
     """Implements engine/replica/replica.hpp on the CUDA device of this process.
 
-    The tensors that describe() has described stay on the CPU, and bind() leaves them. `settle()` then describes those
-    that the session reads and writes.
+    The tensors that describe() has described stay on the CPU, and bind() leaves them. From then on `settle()` describes
+    the tensors that the session reads and writes.
     """
 
     def __init__(
@@ -132,10 +132,10 @@ class CudaReplica(DeviceReplica):
         self._is_stale = True  # Behind them the first batch would wait for all of them, in a queue of the device.
 
     def _take_home(self, resident: Resident) -> None:
-        """They are on the device already, and their values come with the first batch."""
+        """Does nothing: the parameters are on the device already, and their values come with the first batch."""
 
     def _leave_home(self) -> None:
-        """They stay on the device, and are loaded with the next batch."""
+        """Does nothing: the parameters stay on the device, and are loaded with the next batch."""
 
     def apply(self, gradients: list[Place | None], scale: float) -> float:
         with self._blaming(), self._cuda.computing():
@@ -143,7 +143,7 @@ class CudaReplica(DeviceReplica):
 
     def _step(self, resident: Resident, order: Order) -> float:
         if resident.made == 0:
-            resident.optimizer.load_state_dict(resident.optimizer.state_dict())  # Moves it to the device.
+            resident.optimizer.load_state_dict(resident.optimizer.state_dict())  # Moves its state to the device.
         norm = super()._step(resident, order)
         self._versions = [parameter._version for parameter in self._parameters]
         return norm
@@ -227,7 +227,7 @@ class CudaReplica(DeviceReplica):
 
     @contextlib.contextmanager
     def _blaming(self) -> Iterator[None]:
-        """Raises DeviceError for what a device has done, and ModelError for what a kernel has found in its input."""
+        """In the block, errors of a device become DeviceError, and what a kernel finds in its input ModelError."""
         try:
             yield
         except Abandoned:
@@ -268,7 +268,7 @@ class CudaReplica(DeviceReplica):
     def _staged(
         self, tensors: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]
     ) -> list[tuple[torch.Tensor, int]]:
-        """Copies tensors to memory that the device reads. Returns how they get to their targets, which are dense."""
+        """Copies tensors to memory that the device reads. Returns each target, which is dense, and its offset."""
         offsets, size = places_in(tensors)
         memory = self._transport.stage(size)
         if memory is None:

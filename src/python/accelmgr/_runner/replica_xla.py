@@ -32,12 +32,12 @@ from accelmgr.errors import ModelError
 _FAILURE = re.compile(
     r"\b(ABORTED|CANCELLED|DATA_LOSS|DEADLINE_EXCEEDED|INTERNAL|RESOURCE_EXHAUSTED|UNAVAILABLE|UNKNOWN): "
 )
-"""The status codes of a device or a runtime that has failed. Those of a program, as UNIMPLEMENTED, would come again."""
+"""The status codes of a failed device or runtime. The codes of a program, such as UNIMPLEMENTED, would come again."""
 _SEED = struct.Struct("<Q")  # The state of torch_xla's generator.
 
 
 def failure_of_device(error: BaseException | None) -> str:
-    """The text of torch_xla's runtime in `error` or its causes which says that the device has failed, or ''."""
+    """The text of torch_xla's runtime, in `error` or its causes, that the device has failed; '' if there is none."""
     while error is not None:
         if type(error) is RuntimeError and _FAILURE.search(str(error)):
             return str(error)

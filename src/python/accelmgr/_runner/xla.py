@@ -66,7 +66,7 @@ def preload() -> None:
 def variables_of(kind: str, rank: int, threads: int, present: Mapping[str, str]) -> dict[str, str | None]:
     """The environment variables by which the runner of `rank` has one device of `kind`. None: to be removed.
 
-    Variables that are `present` say how a CPU computes; but which chip of a TPU a runner has is its rank's alone.
+    Variables in `present` decide how a CPU computes. The chip of a TPU that a runner has follows from its rank alone.
     """
     if kind == "TPU":
         return {

@@ -17,7 +17,7 @@ _SLICE_S = 0.2  # A wait looks this often for changes that do not wake it.
 
 
 class ManagerProcess:
-    """Before watch() there is none."""
+    """The present manager process; there is none before watch()."""
 
     def __init__(self) -> None:
         self.pid: int | None = None
@@ -33,7 +33,7 @@ class ManagerProcess:
             self._closing = weakref.finalize(self, os.close, self._pidfd)
 
     def forget(self, code: int) -> None:
-        """It has ended: with this code, unless another one was seen."""
+        """Called when the process has ended: with this code, unless another one was seen."""
         if self.pid is not None and self._exitcode is None:
             self._exitcode = code
         self._close()
@@ -44,7 +44,7 @@ class ManagerProcess:
             self._pidfd = -1
 
     def exitcode(self, last: _native.StepResult | None) -> int | None:
-        """None while it runs. last: the last step, which tells the end if the handle has waited for it already."""
+        """None while it runs. last: the last step, which tells how it ended if the handle has waited for it already."""
         if self._exitcode is None and self.pid is not None:
             self._exitcode = self._ended_with(last)
         return self._exitcode

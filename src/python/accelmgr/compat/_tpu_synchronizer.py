@@ -90,7 +90,7 @@ class TPUSynchronizer:
 
 
 class SessionSynchronizer(TPUSynchronizer):
-    """The master is the session's: its parameters are those of the host's model."""
+    """The master is the session's: its parameters are the parameters of the host's model."""
 
     def __init__(self, model: torch.nn.Module, manager: TPUManager) -> None:
         self.master_model = model

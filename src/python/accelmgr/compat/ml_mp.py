@@ -2,7 +2,7 @@
 
     launch_subprocesses(train, MultiprocessConfig(world_size=2))
 
-A bug of the original is fixed: on one host local_world_size is the number of processes, not of devices.
+A bug of the original is fixed: on one machine local_world_size is the number of processes, not of devices.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ __all__ = [
 
 DEFAULT_PORT = 29500
 INFOALL = logging.INFO + 1
-"""Level of what every rank says; INFO is for rank 0 where configure_logging() was called."""
+"""Level of records that every rank logs; after configure_logging() rank 0 alone logs INFO."""
 MISSING: Any = "???"
 """A value to be resolved, as omegaconf spells it."""
 
@@ -100,7 +100,7 @@ def _native_of(config: MultiprocessConfig) -> _native.MultiprocessConfig:
 
 
 def _resolved(config: MultiprocessConfig) -> _native.MultiprocessConfig:
-    """Fills in `config`. The object that it returns keeps the free port bound that it has found."""
+    """Fills in `config`. If a free port was found, the returned object keeps it bound."""
     native = _native_of(config)
     native.resolve()
     for name in _OPTIONAL:
@@ -203,11 +203,11 @@ def parallel_groups() -> ParallelGroups:
 
 @dataclasses.dataclass
 class _Rank:
-    """Calls the function of a rank, which has joined: with its logging, and with torch.distributed."""
+    """Calls the function of a rank that has joined, with the rank's logging and with torch.distributed."""
 
     world_size: int
     leaves: bool
-    """After the call it leaves the process group of torch."""
+    """After the call the rank leaves the process group of torch."""
 
     def __call__(self, rank: int, call: Callable[[], Any]) -> None:
         configure_logging(rank=rank, world_size=self.world_size)
@@ -237,9 +237,9 @@ def launch_subprocesses(
     *args: P.args,
     **kwargs: P.kwargs,
 ) -> None:
-    """Starts the local_world_size processes of this host, of a world of world_size. Each calls `func(*args, **kwargs)`.
+    """Starts this machine's local_world_size processes of a world of world_size. Each calls `func(*args, **kwargs)`.
 
-    setup: each process calls it first. rank_offset: the rank of the first process of this host. With world size 1 it
+    setup: each process calls it first. rank_offset: the rank of this machine's first process. With world size 1 it
     warns, and calls `func` in this process, without `setup`. Blocks until all processes have ended; Ctrl-C ends them.
     Raises ConfigError for an invalid configuration. Raises SpawnError (a RuntimeError), with the rank and its
     traceback, when a process fails; then the others are ended.

@@ -86,7 +86,7 @@ def spawn(
 ) -> MultiprocessContext:
     """Starts `nprocs` processes; each calls `func(*args)`. -1: one per visible GPU, or per core.
 
-    Options: `start_method` (spawn; or fork, forkserver), `ips` ("192.168.0.16,192.168.0.17": all hosts, this one
+    Options: `start_method` (spawn; or fork, forkserver), `ips` ("192.168.0.16,192.168.0.17": all nodes, this one
     included), `gpus` ("0,1": absolute ids, one for each process), `xpus`, `backend` (auto), `print_config`. Deprecated,
     with a DeprecationWarning: selected_devices, started_port, cluster_node_ips, node_ip, use_paddlecloud=False. The
     processes get their rank and the collectives from accelmgr.distributed.

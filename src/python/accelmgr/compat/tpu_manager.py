@@ -45,7 +45,7 @@ _numbers = itertools.count(1)
 
 
 class _Held:
-    """A call of this thread that holds the manager's lock, and leaves it wherever a signal handler raises."""
+    """A call of this thread that holds the manager's lock, and releases it wherever a signal handler raises."""
 
     def __init__(self, manager: TPUManager, call: str) -> None:
         self._manager = manager
@@ -59,7 +59,7 @@ class _Held:
     def __enter__(self) -> None:
         manager, thread = self._manager, threading.get_ident()
         manager._callers.add(thread)
-        kept = manager._holder == thread  # A handler has raised when the call before was about to release it.
+        kept = manager._holder == thread  # A handler raised when the last call was about to release it.
         self._is_of_caller = not kept and self._is_mine()
         try:
             if not kept and not manager.lock.acquire(timeout=manager._patience_s):

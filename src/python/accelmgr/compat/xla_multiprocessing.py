@@ -5,7 +5,7 @@
     xmp.spawn(train, args=(config,), nprocs=2)
 
 These variables replace the XRT_* variables of torch_xla: ACCELMGR_WORKERS, ACCELMGR_TPU_CONFIG,
-ACCELMGR_TPU_NUM_DEVICES, ACCELMGR_GPU_NUM_DEVICES, ACCELMGR_WORLD_SIZE (hosts), ACCELMGR_LOCAL_WORKER.
+ACCELMGR_TPU_NUM_DEVICES, ACCELMGR_GPU_NUM_DEVICES, ACCELMGR_WORLD_SIZE (nodes), ACCELMGR_LOCAL_WORKER.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def _serial_executor(name: str) -> MpSerialExecutor:
 class MpModelWrapper:
     """A model that is built once, before the fork. The processes move it to their devices one at a time.
 
-    With start_method='fork' the weights exist once in the memory of the host.
+    With start_method='fork' the weights exist once in CPU memory.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:

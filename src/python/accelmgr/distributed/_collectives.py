@@ -37,14 +37,16 @@ REDUCTIONS: dict[str, Callable[[list[int]], int] | None] = {
     "AND": functools.partial(functools.reduce, operator.and_),
     "OR": functools.partial(functools.reduce, operator.or_),
 }
-"""All that tensors have, and what each makes of Python's whole numbers."""
+"""The reductions of tensors, and what each makes of Python's whole numbers."""
 
 
 def new_group(ranks: list[int], **kwargs: Any) -> Any:
     """A group of some ranks, to pass as `group=`. Keywords: `backend`, `pg_options` (of torch's groups).
 
-    Every rank of the world must call it. Raises ConfigError for ranks out of range, for a rank that is listed twice,
-    for what is no integer, and for an empty list; alone, an empty list is a group without members.
+    Raises ConfigError for ranks out of range, for a rank that is listed twice, for what is no integer, and for an empty
+    list; in a world of one process, an empty list is a group without members.
+
+    Requires: every rank of the world calls it.
     """
     options.known_only("new_group", kwargs, ("backend", "pg_options"))
     context = current()
@@ -123,7 +125,7 @@ def broadcast(tensor: Any, src: int = 0, safe_mode: bool = False) -> Any:
     """Returns what rank `src` passes on every rank: a tensor, number, string, or any object that can be pickled.
 
     The other ranks pass a tensor of the same shape and dtype, or a number, string or object. With safe_mode they may
-    pass anything, None included, at the cost of another collective; a tensor then travels through host memory, and
+    pass anything, None included, at the cost of another collective; a tensor then travels through CPU memory, and
     arrives on the current GPU of each rank if it came from one. Integers may be of any size. Raises CollectiveError on
     every rank when tensors or kinds differ, and UsageError on every rank for what cannot be sent: None, and tensors
     that are not dense.
@@ -322,7 +324,7 @@ def one_rank_only(rank: int = 0, with_barrier: bool = False) -> Callable[[Callab
 
 @contextmanager
 def one_rank_first(rank: int = 0, local: bool = False) -> Iterator[None]:
-    """The body of the `with` runs on `rank` first, then on the others. local: on this local rank of each host first.
+    """The body of the `with` runs on `rank` first, then on the others. local: on this local rank of each machine first.
 
     The other ranks go on also when the body failed on the first one. Raises ConfigError (a ValueError) "rank should be
     between 0 and N - 1, but given R".

@@ -27,7 +27,7 @@ has_hvd_support: bool = False
 _of_engine = EngineContext()
 _of_torch = _torch.context
 _initialized = False
-"""By initialize(): a process group of torch beside it is not what is asked for."""
+"""True after initialize(): the engine's context is used, even if torch has a process group, too."""
 
 
 def current() -> Context:
@@ -84,7 +84,7 @@ class _AccelmgrDist:
 
 
 registered_computation_models: list[type[Any]] = [_Serial, _NativeDist, _AccelmgrDist]
-"""By `name`: all that model_name() can say."""
+"""One class for each name that model_name() can return."""
 
 
 def get_world_size() -> int:
@@ -98,22 +98,22 @@ def get_rank() -> int:
 
 
 def get_local_rank() -> int:
-    """The rank among the processes of this host; 0 in serial. Raises UsageError while it is not known."""
+    """The rank among the processes of this machine; 0 in serial. Raises UsageError while it is not known."""
     return current().local_rank()
 
 
 def get_nproc_per_node() -> int:
-    """The number of processes on this host; 1 in serial. Raises UsageError while it is not known."""
+    """The number of processes on this machine; 1 in serial. Raises UsageError while it is not known."""
     return current().nproc_per_node()
 
 
 def get_nnodes() -> int:
-    """The number of hosts; 1 in serial. Raises UsageError while it is not known."""
+    """The number of nodes; 1 in serial. Raises UsageError while it is not known."""
     return current().nnodes()
 
 
 def get_node_rank() -> int:
-    """The number of this host; 0 in serial. Raises UsageError while it is not known."""
+    """The number of this node; 0 in serial. Raises UsageError while it is not known."""
     return current().node_rank()
 
 
@@ -130,7 +130,7 @@ def set_local_rank(index: int) -> None:
 def initialize(backend: str, **kwargs: Any) -> None:
     """Joins the other processes; blocks until all have joined.
 
-    backend: one of available_backends(), or `auto`: shm on one host, gloo over several. Keywords: `timeout` (timedelta
+    backend: one of available_backends(), or `auto`: shm on one node, gloo over several. Keywords: `timeout` (timedelta
     or seconds) limits the rendezvous and every collective; default: the launcher's, or 300 s. `init_method`: `env://`
     (the default), `tcp://HOST:PORT` or `file:///PATH`. `rank`, `world_size`: default: from the environment.
 
@@ -160,9 +160,9 @@ def initialize(backend: str, **kwargs: Any) -> None:
 
 
 def enter(timeout_s: float | None = None, *, torch_always: bool = False) -> None:
-    """Uses the engine's context, which this process has joined, also if there is a process group of torch; makes one.
+    """Uses the engine's context, which this process has joined, even if torch has a process group. Makes one of torch.
 
-    torch_always: also with a backend that torch has not.
+    torch_always: also with a backend that torch does not have.
     """
     global _initialized
     _initialized = True

@@ -50,7 +50,7 @@ def _carried(
 ) -> torch.Tensor:
     """The result of a collective, of that shape, on the source's device.
 
-    in_place: the source's memory is that of the result too; the rank that broadcasts sends it.
+    in_place: source and result are one memory, which the rank that broadcasts sends.
     """
 
     def made(mine: torch.Tensor, result: torch.Tensor, place: tuple[int, int] | None = None) -> bool:

@@ -53,7 +53,7 @@ def _on_all(context: EngineContext, here: bool) -> bool:
 
 
 def _warn(why: object) -> None:
-    """For what fails here: the collectives of the engine do not need it."""
+    """Only warns of what fails here: the collectives of the engine do not need it."""
     logger.warning("torch.distributed cannot be initialized (%s); the collectives of accelmgr can", why)
 
 
@@ -71,7 +71,10 @@ class ProcessGroup:
         self._set: list[str] = []
 
     def begin(self, context: EngineContext, timeout_s: float | None = None, *, always: bool = False) -> None:
-        """All ranks call it. A process group that there is stays. always: also with a backend that torch has not."""
+        """Makes a process group; an existing one stays. always: also with a backend that torch does not have.
+
+        Requires: all ranks call it.
+        """
         if not dist.is_available():
             return
         backend = context.backend()
@@ -99,18 +102,18 @@ class ProcessGroup:
                 self._set.append(name)
         if store_port == 0:
             return
-        # A rank that fails is seen by all: no rank waits for it, or has a process group that others have not.
+        # All ranks see if one fails: none waits for it, or has a process group that others lack.
         if store is None:
             store = _tried(_store, host, store_port, False, timeout_s)
         if not _on_all(context, store is not None):
             return
         self._world = _tried(_made, context, backend, store, timeout_s)
-        # Here a rank also waits for those that still connect to it: it may end the process group at once.
+        # Here a rank also waits for ranks that still connect to it: it may end the process group at once.
         if not _on_all(context, self._world is not None):
             self.end()
 
     def end(self) -> None:
-        """Destroys the process group of begin(), if it is there yet."""
+        """Destroys the process group of begin(), if it still exists."""
         world, self._world = self._world, None
         if world is not None and dist.is_initialized() and dist.group.WORLD is world:
             dist.destroy_process_group()

@@ -25,7 +25,7 @@ def spawn(
     """Starts `nproc_per_node` processes in a context of `backend`; each calls `fn(local_rank, *args, **kwargs_dict)`.
 
     Keywords and defaults: `nnodes` (1), `node_rank` (0), `master_addr` (127.0.0.1), `master_port` (a free one; 2222
-    with several hosts), `init_method` (`env://`), `timeout` (timedelta or seconds; 300), `join` (True), `daemon`
+    with several nodes), `init_method` (`env://`), `timeout` (timedelta or seconds; 300), `join` (True), `daemon`
     (False), `start_method` (`spawn`; or `fork`, `forkserver`). Functions and arguments are pickled with cloudpickle,
     definitions of `__main__` included.
 

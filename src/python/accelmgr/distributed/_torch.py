@@ -21,7 +21,7 @@ class _Groups:
     """The groups that were made of lists of ranks, in the world that is there now: they end with their world."""
 
     def __init__(self) -> None:
-        self._world: Any = None  # A weak reference. The id() of a world may be that of a later one.
+        self._world: Any = None  # A weak reference. A later world may have the same id().
         self._made: dict[tuple[int, ...], Any] = {}
 
     def of(self, ranks: tuple[int, ...]) -> Any:
@@ -61,7 +61,7 @@ def _on_one_host() -> bool:
 
 
 def ranks_of(group: Any) -> list[int] | None:
-    """The ranks in the world of what torch's new_group() has returned; none outside the group. None: it is no group."""
+    """The world's ranks in a group that torch's new_group() has returned; [] outside it. None: it is no group."""
     if not is_present():
         return None
     if group is dist.GroupMember.NON_GROUP_MEMBER:
@@ -193,7 +193,7 @@ class TorchContext:
         return result
 
     def _combined(self, tensor: torch.Tensor, op: str, group: Any, call: str) -> torch.Tensor:
-        """Bit by bit. No backend has it for all dtypes, and nccl for none; each one carries bytes."""
+        """Combines bit by bit, here: no backend does so for all dtypes, and nccl for none, but each carries bytes."""
         if tensor.is_floating_point() or tensor.is_complex():
             raise UsageError(f"{call}: {op} needs integers or bools, not {tensor.dtype}")
         own = tensor.detach().contiguous()
@@ -267,7 +267,7 @@ def _exchange_blocks(tensor: torch.Tensor, group: Any) -> torch.Tensor:
 
 
 Exchange = Callable[[torch.Tensor, Any], torch.Tensor]
-"""Of the blocks of a tensor among the ranks of a group."""
+"""Exchanges the blocks of a tensor among the ranks of a group."""
 
 
 class _AllToAll(torch.autograd.Function):

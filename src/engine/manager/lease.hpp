@@ -28,12 +28,17 @@
 #include <string>
 
 #include "base/unique_fd.hpp"
-#include "engine/manager/host_connection.hpp"
-#include "engine/manager/host_link.hpp"
+#include "engine/manager/driver.hpp"
 #include "engine/manager/supervisor.hpp"
 #include "engine/session/views.hpp"
 
 namespace accelmgr::manager {
+
+/// Whose the manager is.
+enum class Tenure {
+  of_host,     ///< Its one host has started it, and it ends when that host leaves: no other is admitted.
+  of_service,  ///< Hosts come and go.
+};
 
 /// Used by the thread of its loop, except for standing() and saved().
 class Lease {
@@ -46,14 +51,15 @@ class Lease {
   };
   struct Events {
     std::function<void(protocol::Save)> save;
-    std::function<void()> freed;  ///< The session is free again.
+    /// The session is free again. Tenure::of_host: the host leaves.
+    std::function<void()> freed;
     /// A checkpoint was written, or failed: one of the last host's.
-    std::function<void(const protocol::Saved&)> saved;
+    std::function<void(const protocol::Saved&)> saved = [](const protocol::Saved&) {};
   };
 
   /// What `view` shows and `supervisor` must outlive this. `checkpoints`: `checkpoint.directory`.
   Lease(boost::asio::io_context& loop, const session::SupervisorView& view, Supervisor& supervisor,
-        const std::filesystem::path& checkpoints, Events events);
+        const std::filesystem::path& checkpoints, Tenure tenure, Events events);
 
   /// What others see of it.
   struct Standing {
@@ -87,6 +93,9 @@ class Lease {
   /// The step of the last checkpoint that was written to `checkpoint.directory`.
   std::optional<std::uint64_t> saved_step() const noexcept { return saved_step_; }
 
+  /// Tenure::of_host: the host at the other end of `socket` drives, under number 0.
+  void begin_with_host(base::UniqueFd socket, base::UniqueFd pidfd);
+
   /// Gives the lease to `host`. The session must be free, and the supervisor have started. Returns the host's
   /// end of the socket, on which it finds `attached`, with lease, session and what is unfinished, and
   /// Started. Throws SystemError, SessionError: then the session is free. While this process drives, the
@@ -102,13 +111,13 @@ class Lease {
   };
   Local drive_here(std::function<void()> over);
 
-  /// The host to which the lease `number` was given has never heard of it.
+  /// The lease `number` was given to a host which did not get the message.
   void take_back(std::uint64_t number) { leave(number, /*detached=*/true); }
 
   /// Takes in what the host has sent before a request that comes now, and its end. What follows from that is
   /// posted to the loop.
   void catch_up() {
-    if (host_side_) host_side_->connection.catch_up();
+    if (host_driver_) host_driver_->catch_up();
   }
   /// A process asks for the lease. If it is the host that is leaving, it has given up its mappings: it has
   /// executed another program, or an attach of it has failed half-way.
@@ -118,16 +127,12 @@ class Lease {
   void ask_for_checkpoint() noexcept { view_.control().checkpoint_requests.fetch_add(1); }
   /// Sends the host which asked for it the outcome of a checkpoint. Any thread.
   void saved(protocol::Saved saved);
+  /// Sends the outcomes that the loop has not sent yet.
+  void tell_of_saved();
 
  private:
-  /// This side of the socket to one that drives.
-  struct Side {
-    Side(Lease& lease, base::UniqueFd ours, base::UniqueFd pidfd, std::uint64_t number);
-    std::uint64_t number;
-    base::UniqueFd socket;
-    HostLink link;
-    HostConnection connection;
-  };
+  std::optional<Driver>& connect(std::optional<Driver>& driver, base::UniqueFd socket, base::UniqueFd pidfd,
+                                 std::uint64_t number);
   void show();
   void report();
   void tell_who_drives();
@@ -142,6 +147,7 @@ class Lease {
   session::SupervisorView view_;
   Supervisor& supervisor_;
   std::filesystem::path checkpoints_;
+  Tenure tenure_;
   Events events_;
   boost::asio::steady_timer timer_;
   State state_ = State::free;
@@ -149,7 +155,7 @@ class Lease {
   std::uint64_t number_ = 0;  ///< That of the last host.
   Host host_;
   bool detached_ = false;
-  std::optional<Side> host_side_, own_side_;
+  std::optional<Driver> host_driver_, own_driver_;
   std::function<void()> over_;       ///< Empty: no thread of this process drives.
   bool settles_host_later_ = false;  ///< A host has ended while a thread of this process drove.
   std::deque<std::uint64_t> saves_;  ///< The leases under which checkpoints were asked for, in order.
@@ -159,7 +165,8 @@ class Lease {
                 buffers_before_ = 0;  ///< HostControl's counts when the host was admitted.
   std::string unfinished_;
   mutable std::mutex mutex_;
-  Standing shown_;  ///< Guarded by the mutex.
+  Standing shown_;                      ///< Guarded by the mutex.
+  std::deque<protocol::Saved> untold_;  ///< Likewise.
 };
 
 }  // namespace accelmgr::manager

@@ -1,11 +1,10 @@
-#include "engine/manager/host_lease.hpp"
+#include "engine/manager/lease.hpp"
 
 #include <fmt/format.h>
 #include <unistd.h>
 
 #include <boost/asio/post.hpp>
 #include <chrono>
-#include <memory>
 #include <utility>
 
 #include "base/ipc/process.hpp"
@@ -25,11 +24,12 @@ std::string text_of(const Lease::Host& host) { return fmt::format("process {} ({
 }  // namespace
 
 Lease::Lease(boost::asio::io_context& loop, const session::SupervisorView& view, Supervisor& supervisor,
-             const std::filesystem::path& checkpoints, Events events)
+             const std::filesystem::path& checkpoints, Tenure tenure, Events events)
     : loop_(loop),
       view_(view),
       supervisor_(supervisor),
       checkpoints_(checkpoints),
+      tenure_(tenure),
       events_(std::move(events)),
       timer_(loop) {}
 
@@ -45,22 +45,33 @@ void Lease::show() {
   shown_ = std::move(now);
 }
 
-// Posted, because an event must not destroy the connection that calls it.
-Lease::Side::Side(Lease& lease, base::UniqueFd ours, base::UniqueFd pidfd, std::uint64_t of)
-    : number(of),
-      socket(std::move(ours)),
-      link(socket.get(), std::move(pidfd), of),
-      connection(lease.loop_, link, lease.view_, lease.supervisor_,
-                 HostConnection::Events{
-                     .stop = {},
-                     .detach = [&lease, of] { post(lease.loop_, [&lease, of] { lease.leave(of, true); }); },
-                     .closed = [&lease, of] { post(lease.loop_, [&lease, of] { lease.leave(of, false); }); },
-                     .ended = [&lease, of] { post(lease.loop_, [&lease, of] { lease.leave(of, false); }); },
-                     .save =
-                         [&lease, of](protocol::Save save) {
-                           lease.events_.save(std::move(save));
-                           lease.saves_.push_back(of);  // tell_saved() is posted.
-                         }}) {}
+std::optional<Driver>& Lease::connect(std::optional<Driver>& driver, base::UniqueFd socket,
+                                      base::UniqueFd pidfd, std::uint64_t number) {
+  // Posted, because an event must not destroy the driver that calls it.
+  const auto left = [this, number](bool detached) {
+    post(loop_, [this, number, detached] { leave(number, detached); });
+  };
+  const auto resize = [this](int ranks) {
+    try {
+      return supervisor_.resize(ranks);
+    } catch (const std::exception& error) {
+      return protocol::Resized{error.what()};
+    }
+  };
+  const auto save = [this, number](protocol::Save asked) {
+    events_.save(std::move(asked));
+    saves_.push_back(number);  // tell_saved() is posted.
+  };
+  driver.emplace(loop_, std::move(socket), std::move(pidfd), number, view_,
+                 Driver::Events{.left = left, .resize = resize, .save = save});
+  return driver;
+}
+
+void Lease::begin_with_host(base::UniqueFd socket, base::UniqueFd pidfd) {
+  connect(host_driver_, std::move(socket), std::move(pidfd), 0);
+  state_ = State::driven;
+  report();
+}
 
 base::UniqueFd Lease::admit(Host host, protocol::Attached attached) {
   auto [ours, theirs] = ipc::socket_pair();
@@ -68,7 +79,7 @@ base::UniqueFd Lease::admit(Host host, protocol::Attached attached) {
   attached.unfinished = unfinished_;
   protocol::send_attached(ours.get(), attached, view_.session().fds());
   protocol::send_started(ours.get(), supervisor_.started());
-  host_side_.emplace(*this, std::move(ours), base::duplicate(host.pidfd.get()), given_ + 1);
+  connect(host_driver_, std::move(ours), base::duplicate(host.pidfd.get()), given_ + 1);
   number_ = ++given_;
   host_ = std::move(host);
   detached_ = false;
@@ -86,7 +97,7 @@ base::UniqueFd Lease::admit(Host host, protocol::Attached attached) {
 Lease::Local Lease::drive_here(std::function<void()> over) {
   auto [ours, theirs] = ipc::socket_pair();
   Local local{std::move(theirs), given_ + 1, supervisor_.started()};
-  own_side_.emplace(*this, std::move(ours), ipc::open_pidfd(getpid()), given_ + 1);
+  connect(own_driver_, std::move(ours), ipc::open_pidfd(getpid()), given_ + 1);
   ++given_;
   over_ = std::move(over);
   report();
@@ -96,26 +107,29 @@ Lease::Local Lease::drive_here(std::function<void()> over) {
 }
 
 void Lease::tell_who_drives() {
-  view_.control().lease.store(own_side_ ? own_side_->number : over_ || state_ == State::free ? 0 : number_);
+  view_.control().lease.store(own_driver_                      ? own_driver_->lease()
+                              : over_ || state_ == State::free ? 0
+                                                               : number_);
 }
 
 void Lease::report() {
-  std::vector<HostLink*> links;
-  for (auto* side : {&host_side_, &own_side_})
-    if (*side) links.push_back(&(*side)->link);
-  supervisor_.report_to(std::move(links));
+  std::vector<Driver*> drivers;
+  for (auto* driver : {&host_driver_, &own_driver_})
+    if (*driver) drivers.push_back(&**driver);
+  supervisor_.report_to(std::move(drivers));
 }
 
 // Several events of one host may come at once: the later ones find that it has left, or another host.
 void Lease::leave(std::uint64_t number, bool detached) {
-  if (own_side_ && number == own_side_->number) {
-    own_side_.reset();
+  if (tenure_ == Tenure::of_host) return events_.freed();
+  if (own_driver_ && number == own_driver_->lease()) {
+    own_driver_.reset();
     report();
-  } else if (host_side_ && number == host_side_->number) {
+  } else if (host_driver_ && number == host_driver_->lease()) {
     state_ = State::leaving;
     detached_ = detached;
     show();
-    host_side_.reset();
+    host_driver_.reset();
     report();
     base::log().info("{} leaves the session: it has {}", text_of(host_),
                      detached                            ? "detached"
@@ -132,7 +146,7 @@ void Lease::returns(pid_t pid) {
 }
 
 void Lease::look() {
-  if (over_ && !own_side_ && end_attempt()) {
+  if (over_ && !own_driver_ && end_attempt()) {
     if (std::exchange(settles_host_later_, false)) note_half_written();
     const auto over = std::exchange(over_, nullptr);
     tell_who_drives();
@@ -145,7 +159,7 @@ void Lease::look() {
     base::log().info("the session is free after {} steps", steps());
     events_.freed();
   }
-  if (state_ != State::leaving && (!over_ || own_side_)) return;
+  if (state_ != State::leaving && (!over_ || own_driver_)) return;
   timer_.expires_after(std::chrono::nanoseconds(timing::look_ns));
   timer_.async_wait([this](const boost::system::error_code& error) {
     if (!error) look();
@@ -197,8 +211,18 @@ void Lease::note_half_written() {
 }
 
 void Lease::saved(protocol::Saved saved) {
-  auto shared = std::make_shared<protocol::Saved>(std::move(saved));
-  boost::asio::post(loop_, [this, shared] { tell_saved(*shared); });
+  const std::lock_guard lock(mutex_);
+  untold_.push_back(std::move(saved));
+  post(loop_, [this] { tell_of_saved(); });
+}
+
+void Lease::tell_of_saved() {
+  std::deque<protocol::Saved> untold;
+  {
+    const std::lock_guard lock(mutex_);
+    untold.swap(untold_);
+  }
+  for (const auto& saved : untold) tell_saved(saved);
 }
 
 // Checkpoints are written in the order in which they were asked for.
@@ -206,8 +230,11 @@ void Lease::tell_saved(const protocol::Saved& saved) {
   const auto asked_under = saves_.front();
   saves_.pop_front();
   if (saved.error.empty() && checkpoint::is_in(checkpoints_, saved.path)) saved_step_ = saved.step;
-  for (auto* side : {&host_side_, &own_side_})
-    if (*side && (*side)->number == asked_under) (*side)->connection.tell(saved);
+  for (auto* driver : {&host_driver_, &own_driver_}) {
+    if (!*driver || (*driver)->lease() != asked_under) continue;
+    (*driver)->tell(saved);
+    (*driver)->send_notices();
+  }
   if (asked_under == number_) events_.saved(saved);
 }
 

@@ -1,5 +1,5 @@
-// Tests of who may drive the session of a service (host_lease.hpp).
-#include "engine/manager/host_lease.hpp"
+// Tests of who may drive the session of a service (lease.hpp).
+#include "engine/manager/lease.hpp"
 
 #include <gmock/gmock.h>
 #include <sys/mman.h>
@@ -30,7 +30,7 @@ class LeaseTest : public Supervised {
   void SetUp() override {
     start_team();
     lease_.emplace(
-        loop_, view_, *supervisor_, "/checkpoints",
+        loop_, view_, *supervisor_, "/checkpoints", Tenure::of_service,
         Lease::Events{.save =
                           [this](protocol::Save save) {
                             if (save.step == refused_step) throw SystemError("starting a thread", EAGAIN);
@@ -89,7 +89,7 @@ TEST_F(LeaseTest, AHostGetsANumberOfItsOwnAndWhatItNeedsToDrive) {
   EXPECT_FALSE(first.attached.session.empty());
   EXPECT_EQ(lease_->standing().pid, 100);
   EXPECT_TRUE(lease_->standing().has_host());
-  first.ask(protocol::Detach{});
+  first.ask(protocol::Leave{});
   ASSERT_TRUE(becomes_free());
   EXPECT_EQ(control().lease.load(), 0u);
   EXPECT_FALSE(lease_->standing().has_host());
@@ -132,10 +132,10 @@ TEST_F(LeaseTest, AHostThatNeverHeardOfItsLeaseGivesItBack) {
 
 TEST_F(LeaseTest, WhatAnEarlierHostSendsOrLeavesDoesNotReachTheNext) {
   auto first = admit(100);
-  first.ask(protocol::Detach{});
+  first.ask(protocol::Leave{});
   ASSERT_TRUE(becomes_free());
   const auto second = admit(200);
-  protocol::send_request(second.socket.get(), protocol::Detach{}, first.attached.lease);
+  protocol::send_request(second.socket.get(), protocol::Leave{}, first.attached.lease);
   first.process.end();
   first.socket.reset();
   run();
@@ -177,13 +177,13 @@ TEST_F(LeaseTest, WhatAHostLeavesHalfWrittenIsToldUntilAWriteIsWhole) {
 
   const auto second = admit(200);
   EXPECT_EQ(second.attached.unfinished, lease_->unfinished());
-  second.ask(protocol::Detach{});
+  second.ask(protocol::Leave{});
   ASSERT_TRUE(becomes_free());
   EXPECT_THAT(lease_->unfinished(), HasSubstr("process 100")) << "the second one has written nothing";
 
   const auto third = admit(300);
   written.writes.fetch_add(1);
-  third.ask(protocol::Detach{});
+  third.ask(protocol::Leave{});
   ASSERT_TRUE(becomes_free());
   EXPECT_EQ(lease_->unfinished(), "");
   EXPECT_EQ(control().half_written.load(), 0u);
@@ -192,7 +192,7 @@ TEST_F(LeaseTest, WhatAHostLeavesHalfWrittenIsToldUntilAWriteIsWhole) {
 TEST_F(LeaseTest, TheOutcomeOfACheckpointIsForTheHostThatAskedForIt) {
   const auto first = admit(100);
   ask_for_checkpoint(first, 5);
-  first.ask(protocol::Detach{});
+  first.ask(protocol::Leave{});
   ASSERT_TRUE(becomes_free());
   EXPECT_TRUE(lease_->is_saving());
   const auto second = admit(200);
@@ -231,7 +231,7 @@ TEST_F(LeaseTest, AHostHearsOfReplacementsWhileItDrives) {
   const auto joined = std::get<protocol::Joined>(protocol::next_notice(host.socket.get()).value());
   EXPECT_EQ(joined.rank, 1);
   EXPECT_EQ(joined.generation, 2u);
-  host.ask(protocol::Detach{});
+  host.ask(protocol::Leave{});
   ASSERT_TRUE(becomes_free());
   supervisor_->replace(0);
   server().end(0, 0);
