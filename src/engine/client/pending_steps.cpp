@@ -1,6 +1,7 @@
 #include "engine/client/pending_steps.hpp"
 
 #include <sys/eventfd.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -46,7 +47,11 @@ PendingSteps::Core::~Core() { leave(); }
 void PendingSteps::Core::leave() noexcept {
   leaves = true;
   const std::lock_guard lock(joining);
-  if (thread.joinable()) thread.join();
+  if (!thread.joinable()) return;
+  if (getpid() == owner)
+    thread.join();
+  else
+    thread.detach();  // A forked child does not have it.
 }
 
 bool PendingSteps::done() const noexcept { return core_->is_over; }

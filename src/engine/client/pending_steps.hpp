@@ -1,6 +1,8 @@
 // What makes the steps of a PendingSteps: a thread of this process, or a service, for which a thread asks.
 #pragma once
 
+#include <unistd.h>
+
 #include <atomic>
 #include <cstddef>
 #include <exception>
@@ -32,6 +34,7 @@ struct PendingSteps::Core {
   /// Ends the thread, and not what is made elsewhere. Blocks while a step is made here.
   void leave() noexcept;
 
+  pid_t owner = getpid();
   Source source;
   base::UniqueFd over;  ///< An eventfd.
   std::atomic<bool> is_over = false, leaves = false;

@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <functional>
 #include <thread>
@@ -313,6 +315,13 @@ TEST(PendingSteps, KeepOthersOutUntilTheyAreCancelled) {
   EXPECT_THROW(manager.step(), UsageError);
   EXPECT_THROW(manager.zero_grad(), UsageError);
   EXPECT_THROW(manager.begin_steps(1, inner(config)), UsageError);
+  if (fork() == 0) {
+    { auto closed = std::move(manager); }  // Its thread is not here.
+    _exit(0);
+  }
+  int status = -1;
+  EXPECT_GT(wait(&status), 0);
+  EXPECT_EQ(status, 0);
   pending.cancel();
   EXPECT_TRUE(pending.wait(0));
   EXPECT_EQ(pending.result().size(), manager.statistics().steps);

@@ -23,7 +23,12 @@ class CudaGradientHooks(GradientHooks):
     """
 
     def __init__(
-        self, parameters: Sequence[torch.Tensor], sink: _native.Sink, transport: _native.CudaTransport, cuda: Cuda
+        self,
+        names: Sequence[str],
+        parameters: Sequence[torch.Tensor],
+        sink: _native.Sink,
+        transport: _native.CudaTransport,
+        cuda: Cuda,
     ) -> None:
         self._transport = transport
         self._cuda = cuda
@@ -34,7 +39,7 @@ class CudaGradientHooks(GradientHooks):
         self._late = [False] * len(parameters)
         self._told = [False] * len(parameters)
         self._looked_at: dict[int, torch.Tensor] = {}  # The gradients, as the device copies or keeps them.
-        super().__init__(parameters, sink)
+        super().__init__(names, parameters, sink)
 
     def _hook(self, index: int) -> Callable[[torch.Tensor], None]:
         def hook(parameter: torch.Tensor) -> None:

@@ -369,7 +369,9 @@ class ThreadReplica(DeviceReplica):
     def _dense(self, index: int, gradient: torch.Tensor) -> torch.Tensor:
         form = self._master[index]
         if gradient.shape != form.shape:  # A hook has called resize_().
-            raise ModelError(f"the gradient of a parameter {list(form.shape)} is {list(gradient.shape)}")
+            raise ModelError(
+                f"parameter '{self._names[index]}' is {list(form.shape)}, its gradient {list(gradient.shape)}"
+            )
         return ordered(gradient.to(form.dtype), order_of(form))
 
     def _check(self) -> None:

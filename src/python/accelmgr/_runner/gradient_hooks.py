@@ -51,7 +51,9 @@ class GradientHooks:
     hook sees the sum over micro-batches. Where an inner step needs no other replica, all gradients stay in `.grad`.
     """
 
-    def __init__(self, parameters: Sequence[torch.Tensor], sink: _native.Sink) -> None:
+    def __init__(self, names: Sequence[str], parameters: Sequence[torch.Tensor], sink: _native.Sink) -> None:
+        """names: the parameters' names, for errors."""
+        self._names = names
         self._parameters = parameters
         self._orders = list(map(order_of, parameters))
         self._sink = sink
@@ -85,7 +87,9 @@ class GradientHooks:
             return gradient
         dense = gradient.detach() if gradient.layout is torch.strided else gradient.to_dense()
         if dense.shape != parameter.shape:  # A hook has called resize_().
-            raise ModelError(f"a parameter has shape {list(parameter.shape)}, its gradient {list(dense.shape)}")
+            raise ModelError(
+                f"parameter '{self._names[index]}' is {list(parameter.shape)}, its gradient {list(dense.shape)}"
+            )
         return ordered(dense.to(parameter.dtype).resolve_conj().resolve_neg(), self._orders[index])
 
     def _is_as_in_session(self, index: int, gradient: torch.Tensor) -> bool:

@@ -237,7 +237,7 @@ class Replica:
         self._leave_home()
         self._constants.note()
         self._sink = sink
-        self._gradients = GradientHooks(self._parameters, sink)
+        self._gradients = GradientHooks(self._names, self._parameters, sink)
 
     def read_parameters(self, places: list[Place]) -> None:
         """Makes the model's parameters the master's, for a dataset that computes with the model and writes none."""

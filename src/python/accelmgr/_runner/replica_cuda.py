@@ -106,7 +106,7 @@ class CudaReplica(DeviceReplica):
                 )
             except UsageError as error:  # The library is not one that the transport knows.
                 raise ConfigError(f"{KEY} is cuda, but {error}", KEY) from error
-            self._hooks = CudaGradientHooks(self._parameters, sink, self._transport, self._cuda)
+            self._hooks = CudaGradientHooks(self._names, self._parameters, sink, self._transport, self._cuda)
             self._gradients = self._hooks
             if self._records:
                 self._graphs = Graphs(self._model, self._cuda, self._parameters, self._hooks, sink.warn)
