@@ -8,8 +8,8 @@
 #include <nanobind/stl/vector.h>
 
 #include "accelmgr/multiprocess_launch.hpp"
+#include "launcher/distributed/arrays/device_team.hpp"
 #include "launcher/distributed/collectives/arrays.hpp"
-#include "launcher/distributed/collectives/device_team.hpp"
 #include "launcher/distributed/collectives/objects.hpp"
 #include "python/interpreter.hpp"
 

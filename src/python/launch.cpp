@@ -25,8 +25,8 @@
 #include "base/log.hpp"
 #include "base/timing.hpp"
 #include "launcher/distributed/multiprocess/process_group.hpp"
+#include "launcher/launch/plan/environment_scope.hpp"
 #include "launcher/launch/run/child.hpp"
-#include "launcher/launch/run/environment_scope.hpp"
 #include "launcher/launch/run/failure.hpp"
 #include "python/interpreter.hpp"
 

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "accelmgr/errors.hpp"
-#include "launcher/distributed/context/torch.hpp"
+#include "launcher/distributed/store/torch.hpp"
 #include "python/interpreter.hpp"
 
 namespace nb = nanobind;

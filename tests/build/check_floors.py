@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Checks that every floor of src/ uses only floors below it, and none of a wing that its own may not use.
 
-That holds for its includes, and for the FLOORS of its CMakeLists.txt.
+That holds for its includes, and for the FLOORS of its CMakeLists.txt. The folders within a floor include each other in
+no circle.
 
     check_floors.py CHECKOUT
 
@@ -10,6 +11,8 @@ line for each violation; exits with 1 if there is one.
 """
 
 import dataclasses
+import graphlib
+import itertools
 import pathlib
 import re
 import sys
@@ -189,6 +192,23 @@ def link_violations(user: Floor, floors: dict[str, Floor]) -> list[str]:
     return problems
 
 
+def circle(floor: Floor) -> str | None:
+    """A circle of folders of this floor that include each other."""
+    places: dict[str, dict[str, str]] = {}  # By the folder that includes, and the included one.
+    for include in floor.private:
+        user = pathlib.PurePosixPath(include.place).parent.relative_to("src").as_posix()
+        used = pathlib.PurePosixPath(include.path).parent.as_posix()
+        if used != user and used.startswith(floor.folder):
+            places.setdefault(user, {}).setdefault(used, include.place)
+    try:
+        graphlib.TopologicalSorter(places).prepare()
+    except graphlib.CycleError as error:
+        folders = error.args[1][::-1]
+        steps = [f"{places[user][used]} includes {used}" for user, used in itertools.pairwise(folders)]
+        return f"folders of floor {floor.folder} include each other in a circle: {', '.join(steps)}"
+    return None
+
+
 def violations(checkout: pathlib.Path) -> list[str]:
     floors = read_order(checkout)
     problems = read_tree(checkout, floors)
@@ -198,6 +218,8 @@ def violations(checkout: pathlib.Path) -> list[str]:
             if problem := include_violation(floor, include, is_public, floors):
                 problems.append(f"{include.place}: {problem}")
         problems += link_violations(floor, floors)
+        if problem := circle(floor):
+            problems.append(problem)
     return problems
 
 

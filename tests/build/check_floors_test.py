@@ -55,6 +55,19 @@ class CheckFloors(unittest.TestCase):
             {"src/base/log.hpp": "  #  include <base/config/parse.hpp>\n"},
         )
 
+    def test_folders_that_include_each_other_are_found(self):
+        self.assert_only_violation(
+            "folders of floor launcher/launch include each other in a circle: "
+            "src/launcher/launch/compat/names.cpp:1 includes launcher/launch/run, "
+            "src/launcher/launch/run/run.hpp:1 includes launcher/launch/plan, "
+            "src/launcher/launch/plan/spec.hpp:1 includes launcher/launch/compat",
+            {
+                "src/launcher/launch/plan/spec.hpp": '#include "launcher/launch/compat/names.hpp"\n',
+                "src/launcher/launch/compat/names.cpp": '#include "launcher/launch/run/run.hpp"\n',
+                "src/launcher/launch/run/run.hpp": '#include "launcher/launch/plan/spec.hpp"\n',
+            },
+        )
+
     def test_a_public_header_of_a_floor_above_is_found(self):
         self.assert_only_violation(
             "src/base/log.cpp:1: floor base includes accelmgr/config.hpp of floor base/config, which stands above it",

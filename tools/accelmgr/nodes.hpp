@@ -30,7 +30,7 @@
 #include "accelmgr/errors.hpp"
 #include "base/clock.hpp"
 #include "failure_summary.hpp"
-#include "launcher/collective/hosts/store.hpp"
+#include "launcher/collective/rendezvous/store.hpp"
 
 namespace accelmgr::program {
 

@@ -6,8 +6,8 @@
 #include <functional>
 #include <string_view>
 
+#include "launcher/distributed/arrays/device_team.hpp"
 #include "launcher/distributed/collectives/arrays.hpp"
-#include "launcher/distributed/collectives/device_team.hpp"
 
 namespace accelmgr::distributed {
 

@@ -1,5 +1,5 @@
 // Implements the libtorch interface of the floor `distributed`: c10d's store, CUDA devices.
-#include "launcher/distributed/context/torch.hpp"
+#include "launcher/distributed/store/torch.hpp"
 
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/util/Logging.h>

@@ -12,7 +12,7 @@
 
 #include "accelmgr/communicator.hpp"
 #include "launcher/collective/hosts/hosts.hpp"
-#include "launcher/collective/hosts/store.hpp"
+#include "launcher/collective/rendezvous/store.hpp"
 
 namespace accelmgr::collective::hosts_test {
 

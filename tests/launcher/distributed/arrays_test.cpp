@@ -6,7 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "launcher/distributed/collectives/device_team.hpp"
+#include "launcher/distributed/arrays/device_team.hpp"
 #include "message_of.hpp"
 #include "ranks.hpp"
 

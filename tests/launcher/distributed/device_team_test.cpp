@@ -1,5 +1,5 @@
 // Collectives of tensors on devices. The ranks are threads; CUDA and NCCL are the fakes.
-#include "launcher/distributed/collectives/device_team.hpp"
+#include "launcher/distributed/arrays/device_team.hpp"
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>

@@ -17,7 +17,7 @@
 
 #include "accelmgr/errors.hpp"
 #include "base/clock.hpp"
-#include "launcher/distributed/context/torch.hpp"
+#include "launcher/distributed/store/torch.hpp"
 
 namespace accelmgr::distributed {
 namespace {

@@ -4,8 +4,8 @@
 #include <gtest/gtest.h>
 
 #include "accelmgr/distributed_context.hpp"
-#include "launcher/distributed/context/torch.hpp"
 #include "launcher/distributed/store/tcp_store.hpp"
+#include "launcher/distributed/store/torch.hpp"
 #include "message_of.hpp"
 
 namespace accelmgr::distributed {

@@ -31,11 +31,11 @@ void PrintTo(const Launch& launch, std::ostream* out) { *out << launch.name; }
 
 // Does what bind_worker_ports() does, with fixed ports that a table can name.
 void tell_ports(LaunchSpec& spec) {
-  spec.workers = local_workers("node1", std::vector<int>{4001, 4002});
+  spec.xla.workers = local_workers("node1", std::vector<int>{4001, 4002});
   spec.endpoints = {"node1:4001", "node1:4002"};
-  spec.workers_bound = true;
-  spec.service_address = "node1:4000";
-  spec.service_bound = true;
+  spec.xla.workers_bound = true;
+  spec.xla.service_address = "node1:4000";
+  spec.xla.service_bound = true;
 }
 
 Text value_in(const Environment& environment, const std::string& variable) {
@@ -48,7 +48,7 @@ class ChildEnvironment : public ::testing::TestWithParam<Launch> {};
 TEST_P(ChildEnvironment, HasEveryVariableOfTheTable) {
   const auto& launch = GetParam();
   auto spec = resolve(launch.options, launch.host_info);
-  if (spec.worker_form == WorkerForm::worker && spec.worker_hosts.empty()) tell_ports(spec);
+  if (spec.xla.form == WorkerForm::worker && spec.xla.nodes.empty()) tell_ports(spec);
   for (int i = 0; i < spec.nprocs; ++i) {
     const auto child = child_environment(spec, i, launch.host_info);
     for (const auto& row : launch.rows) {

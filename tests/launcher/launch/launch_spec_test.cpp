@@ -127,8 +127,8 @@ TEST(LaunchSpec, TellsTheHostByItsWorker) {
 
 TEST(LaunchSpec, PrefersTheWorkersOfTheOptions) {
   const auto host_info = cpu_host(2, {{"ACCELMGR_WORKERS", "b:0;10.0.0.1:7"}});
-  EXPECT_EQ(resolve({.nprocs = 1}, host_info).workers.front().name, "b");
-  EXPECT_EQ(resolve({.nprocs = 1, .workers = "a:0;10.0.0.1:7"}, host_info).workers.front().name, "a");
+  EXPECT_EQ(resolve({.nprocs = 1}, host_info).xla.workers.front().name, "b");
+  EXPECT_EQ(resolve({.nprocs = 1, .workers = "a:0;10.0.0.1:7"}, host_info).xla.workers.front().name, "a");
 }
 
 TEST(LaunchSpec, CountsTheHostsOfAWorldBySize) {

@@ -63,16 +63,16 @@ TEST(BoundPort, IsRefusedWhereThereIsNone) {
 TEST(WorkerPorts, AreThoseThatTheSpecTells) {
   const auto host_info = gpu_host(2, {{"ACCELMGR_GPU_NUM_DEVICES", "2"}});
   auto spec = resolve({}, host_info);
-  EXPECT_TRUE(spec.workers.empty());
+  EXPECT_TRUE(spec.xla.workers.empty());
   const auto ports = bind_worker_ports(spec, host_info);
-  ASSERT_EQ(spec.workers.size(), 2u);
+  ASSERT_EQ(spec.xla.workers.size(), 2u);
   for (std::size_t i = 0; i < 2; ++i) {
-    EXPECT_EQ(spec.workers[i],
+    EXPECT_EQ(spec.xla.workers[i],
               (Worker{"localservice", static_cast<int>(i), {"node1.cluster", ports.workers[i].port}}));
-    EXPECT_EQ(spec.endpoints[i], text(spec.workers[i].address));
+    EXPECT_EQ(spec.endpoints[i], text(spec.xla.workers[i].address));
     EXPECT_TRUE(connects(ports.workers[i].port));
   }
-  EXPECT_EQ(spec.service_address, text(ipc::HostPort{"node1.cluster", ports.service.port}));
+  EXPECT_EQ(spec.xla.service_address, text(ipc::HostPort{"node1.cluster", ports.service.port}));
   EXPECT_TRUE(connects(ports.service.port));
   EXPECT_TRUE(says(text(spec), {"(ports bound here)", "(port bound here)"}));
 }

@@ -65,7 +65,7 @@ RC_GTEST_PROP(Ranks, OccurExactlyOnceEach, ()) {
       RC_ASSERT(child.at("ACCELMGR_ORDINAL") == child.at("RANK"));
       RC_ASSERT(child.at("LOCAL_RANK") == std::to_string(i));
       if (way == Way::workers) {
-        RC_ASSERT(spec.workers.at(static_cast<std::size_t>(ranks.back())).address ==
+        RC_ASSERT(spec.xla.workers.at(static_cast<std::size_t>(ranks.back())).address ==
                   (ipc::HostPort{address_of(host), 5000 + i}));
       }
     }

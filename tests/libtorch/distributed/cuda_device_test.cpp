@@ -7,8 +7,8 @@
 #include <cstdlib>
 
 #include "accelmgr/multiprocess.hpp"
-#include "launcher/distributed/context/torch.hpp"
 #include "launcher/distributed/ranks.hpp"
+#include "launcher/distributed/store/torch.hpp"
 #include "message_of.hpp"
 
 namespace accelmgr::distributed {

@@ -8,7 +8,7 @@
 #include "base/fnv1a.hpp"
 #include "base/timing.hpp"
 #include "launcher/collective/hosts/hierarchical_steps.hpp"
-#include "launcher/collective/hosts/rendezvous.hpp"
+#include "launcher/collective/rendezvous/rendezvous.hpp"
 #include "launcher/collective/serial.hpp"
 #include "launcher/collective/shm/factory.hpp"
 #include "launcher/collective/signature/argument_checks.hpp"

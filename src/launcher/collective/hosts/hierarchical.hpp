@@ -29,7 +29,7 @@
 #include "base/clock.hpp"
 #include "base/timing.hpp"
 #include "launcher/collective/fork_mark.hpp"
-#include "launcher/collective/hosts/shared_store.hpp"
+#include "launcher/collective/rendezvous/shared_store.hpp"
 #include "launcher/collective/signature/signature.hpp"
 #include "launcher/collective/tcp/mesh.hpp"
 

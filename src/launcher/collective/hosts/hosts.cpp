@@ -13,8 +13,8 @@
 
 #include "base/ipc/address.hpp"
 #include "launcher/collective/hosts/hierarchical.hpp"
-#include "launcher/collective/hosts/rendezvous.hpp"
-#include "launcher/collective/hosts/shared_store.hpp"
+#include "launcher/collective/rendezvous/rendezvous.hpp"
+#include "launcher/collective/rendezvous/shared_store.hpp"
 #include "launcher/collective/serial.hpp"
 #include "launcher/collective/shm/factory.hpp"
 

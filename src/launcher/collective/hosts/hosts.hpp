@@ -8,7 +8,7 @@
 
 #include "accelmgr/communicator.hpp"
 #include "base/unique_fd.hpp"
-#include "launcher/collective/hosts/store.hpp"
+#include "launcher/collective/rendezvous/store.hpp"
 
 namespace accelmgr::collective {
 

@@ -13,7 +13,7 @@
 #include "accelmgr/communicator.hpp"
 #include "base/clock.hpp"
 #include "launcher/collective/fork_mark.hpp"
-#include "launcher/collective/hosts/rendezvous.hpp"
+#include "launcher/collective/rendezvous/rendezvous.hpp"
 #include "launcher/collective/tcp/socket.hpp"
 
 namespace accelmgr::collective::tcp {

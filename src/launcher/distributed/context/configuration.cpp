@@ -3,7 +3,7 @@
 #include "accelmgr/distributed_context.hpp"
 #include "base/log.hpp"
 #include "launcher/distributed/context/context.hpp"
-#include "launcher/distributed/context/torch.hpp"
+#include "launcher/distributed/store/torch.hpp"
 #include "launcher/launch/plan/host_info.hpp"
 
 namespace accelmgr::distributed {

@@ -9,7 +9,7 @@
 #include "accelmgr/distributed_context.hpp"
 #include "base/timing.hpp"
 #include "launcher/collective/serial.hpp"
-#include "launcher/distributed/collectives/device_team.hpp"
+#include "launcher/distributed/arrays/device_team.hpp"
 #include "launcher/distributed/context/backends.hpp"
 
 namespace accelmgr::distributed {

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "launcher/distributed/collectives/device_team.hpp"
+#include "launcher/distributed/arrays/device_team.hpp"
 #include "launcher/distributed/context/backends.hpp"
 
 namespace accelmgr::distributed {

@@ -7,7 +7,7 @@
 
 #include "launcher/distributed/context/backends.hpp"
 #include "launcher/distributed/context/context.hpp"
-#include "launcher/distributed/context/torch.hpp"
+#include "launcher/distributed/store/torch.hpp"
 #include "launcher/launch/compat/variables.hpp"
 
 namespace accelmgr::distributed {

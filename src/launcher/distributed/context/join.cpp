@@ -13,7 +13,7 @@
 #include "base/interruption.hpp"
 #include "base/ipc/host_port.hpp"
 #include "launcher/collective/hosts/hosts.hpp"
-#include "launcher/collective/hosts/shared_store.hpp"
+#include "launcher/collective/rendezvous/shared_store.hpp"
 #include "launcher/collective/serial.hpp"
 #include "launcher/collective/shm/factory.hpp"
 #include "launcher/distributed/context/backends.hpp"

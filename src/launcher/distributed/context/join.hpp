@@ -6,7 +6,7 @@
 
 #include "accelmgr/communicator.hpp"
 #include "base/unique_fd.hpp"
-#include "launcher/collective/hosts/store.hpp"
+#include "launcher/collective/rendezvous/store.hpp"
 #include "launcher/distributed/context/environment.hpp"
 
 namespace accelmgr::distributed {

@@ -8,7 +8,7 @@
 #include "base/log.hpp"
 #include "launcher/distributed/context/join.hpp"
 #include "launcher/distributed/multiprocess/process_group.hpp"
-#include "launcher/launch/run/environment_scope.hpp"
+#include "launcher/launch/plan/environment_scope.hpp"
 #include "launcher/launch/run/registered_functions.hpp"
 
 namespace accelmgr {

@@ -9,7 +9,7 @@
 #include "base/log.hpp"
 #include "launcher/distributed/context/backends.hpp"
 #include "launcher/distributed/context/initialize.hpp"
-#include "launcher/distributed/context/torch.hpp"
+#include "launcher/distributed/store/torch.hpp"
 #include "launcher/launch/plan/variables.hpp"
 
 namespace accelmgr {

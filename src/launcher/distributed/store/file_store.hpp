@@ -16,7 +16,7 @@
 
 #include "base/clock.hpp"
 #include "base/unique_fd.hpp"
-#include "launcher/collective/hosts/store.hpp"
+#include "launcher/collective/rendezvous/store.hpp"
 
 namespace accelmgr::distributed {
 

@@ -1,6 +1,6 @@
 // The store through which processes of several nodes find each other. It is torch's TCPStore, so programs of
 // torch.distributed (env://) can use it too. torch itself is server and client
-// (launcher/distributed/context/torch.hpp).
+// (launcher/distributed/store/torch.hpp).
 //
 //   auto socket = ipc::bind_tcp("10.0.0.1", 29500);  // before any process is told of the port
 //   auto store = TcpStore::serve(std::move(socket));  // threads begin here
@@ -14,8 +14,8 @@
 #include "base/clock.hpp"
 #include "base/ipc/tcp.hpp"
 #include "base/unique_fd.hpp"
-#include "launcher/collective/hosts/store.hpp"
-#include "launcher/distributed/context/torch.hpp"
+#include "launcher/collective/rendezvous/store.hpp"
+#include "launcher/distributed/store/torch.hpp"
 
 namespace accelmgr::distributed {
 

@@ -33,6 +33,18 @@ struct WorkerList {
   bool operator==(const WorkerList&) const = default;
 };
 
+/// What torch_xla is told of a launch.
+struct XlaLaunch {
+  WorkerForm form = WorkerForm::none;
+  std::vector<Worker> nodes;    ///< As configured; empty on one node without configured workers.
+  std::vector<Worker> workers;  ///< All processes of all nodes, by rank; may be empty.
+  std::string local_worker;     ///< TPU form: name:ordinal of this node.
+  int devices = 0;              ///< Devices of each node, from the environment. 0: not set there.
+  std::string service_address;  ///< HOST:PORT; may be empty.
+  bool workers_bound = false;   ///< `workers` are ports that this process has bound (ports.hpp).
+  bool service_bound = false;   ///< `service_address` is a port that this process has bound.
+};
+
 /// Parses either form; the first entry determines it, and all entries must have it. Throws ConfigError for
 /// bad syntax ("Bad worker syntax: <the part>", and "Bad worker HOST:PORT format: <it>" if only the address
 /// is wrong) and for a name and ordinal that occur twice.

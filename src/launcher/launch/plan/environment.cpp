@@ -5,8 +5,8 @@
 
 #include <algorithm>
 
-#include "launcher/launch/compat/environment.hpp"
 #include "launcher/launch/compat/variables.hpp"
+#include "launcher/launch/plan/compat_environment.hpp"
 #include "launcher/launch/plan/devices.hpp"
 #include "launcher/launch/plan/variables.hpp"
 
@@ -36,7 +36,7 @@ void set_ranks(Environment& child, const LaunchSpec& spec, int local_index) {
 /// Otherwise it sees those of all processes of this node, in their order: programs for torchrun, ignite and
 /// paddle compute on the device with the number of their local rank.
 std::vector<std::string> seen_devices(const LaunchSpec& spec, const std::string& own) {
-  if (spec.worker_form == WorkerForm::worker) return {own};
+  if (spec.xla.form == WorkerForm::worker) return {own};
   std::vector<std::string> seen;
   for (const auto& id : spec.visible_devices)
     if (std::ranges::find(seen, id) == seen.end()) seen.push_back(id);
@@ -45,7 +45,7 @@ std::vector<std::string> seen_devices(const LaunchSpec& spec, const std::string&
 
 void set_device(Environment& child, const LaunchSpec& spec, int local_index) {
   const auto& kind = device_kind(spec.device);
-  const auto label = spec.worker_form == WorkerForm::tpu ? "TPU" : kind.label;
+  const auto label = spec.xla.form == WorkerForm::tpu ? "TPU" : kind.label;
   child[variable::mp_device] = fmt::format("{}:{}", label, spec.rank(local_index));
   if (spec.visible_devices.empty()) return;
   const auto& own = spec.visible_devices.at(static_cast<std::size_t>(local_index));

@@ -6,7 +6,7 @@
 #include "base/ipc/cores.hpp"
 #include "base/ipc/device_nodes.hpp"
 #include "base/ipc/network.hpp"
-#include "launcher/launch/run/environment_scope.hpp"
+#include "launcher/launch/plan/environment_scope.hpp"
 
 namespace accelmgr::launch {
 

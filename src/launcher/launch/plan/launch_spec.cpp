@@ -45,8 +45,8 @@ const char* name_of(WorkerForm form) {
 }
 
 std::string workers_text(const LaunchSpec& spec) {
-  return spec.worker_form == WorkerForm::tpu ? text(spec.worker_hosts, WorkerForm::tpu)
-                                             : text(spec.workers, WorkerForm::worker);
+  return spec.xla.form == WorkerForm::tpu ? text(spec.xla.nodes, WorkerForm::tpu)
+                                          : text(spec.xla.workers, WorkerForm::worker);
 }
 
 // Names only, because values may be secrets.
@@ -125,10 +125,10 @@ std::string text(const LaunchSpec& spec) {
       {"master_addr", spec.master_addr},
       {"master_port", std::to_string(spec.master_port)},
       {"interface", spec.interface},
-      {"worker_form", name_of(spec.worker_form)},
+      {"worker_form", name_of(spec.xla.form)},
       {"workers", workers_text(spec)},
       {"endpoints", fmt::format("{}", fmt::join(spec.endpoints, ","))},
-      {"service_address", spec.service_address},
+      {"service_address", spec.xla.service_address},
       {"start_method", config::name_of(spec.start_method)},
       {"join", fmt::format("{}", spec.join)},
       {"daemon", fmt::format("{}", spec.daemon)},

@@ -27,16 +27,9 @@ struct LaunchSpec {
   std::string interface;  ///< Where ranks of several nodes connect; empty: they choose it.
   int master_port = 0;    ///< 0: MASTER_PORT is not set in the processes.
 
-  WorkerForm worker_form = WorkerForm::none;
-  std::vector<Worker> worker_hosts;  ///< As configured; empty on one node without configured workers.
-  std::vector<Worker> workers;       ///< All processes of all nodes, by rank; may be empty.
+  XlaLaunch xla;
   std::vector<std::string>
-      endpoints;                ///< HOST:PORT of all processes, by rank; empty when they are not known.
-  std::string local_worker;     ///< TPU form: name:ordinal of this node.
-  int configured_devices = 0;   ///< Devices of each node, from the environment. 0: not set there.
-  std::string service_address;  ///< HOST:PORT; may be empty.
-  bool workers_bound = false;   ///< `workers` are ports that this process has bound (ports.hpp).
-  bool service_bound = false;   ///< `service_address` is a port that this process has bound.
+      endpoints;  ///< HOST:PORT of all processes, by rank; empty when they are not known.
 
   StartMethod start_method = StartMethod::spawn;
   bool join = true;

@@ -52,9 +52,9 @@ std::string asked_by(const Resolution& r, const DeviceKind& kind) {
     return fmt::format("option {} is '{}'", kind.option, selected);
   if (device_kind_of_backend(r.options.backend) == &kind)
     return fmt::format("backend is {}", r.options.backend);
-  const bool configured = r.spec.worker_form == WorkerForm::worker && r.spec.configured_devices > 0;
+  const bool configured = r.spec.xla.form == WorkerForm::worker && r.spec.xla.devices > 0;
   if (kind.name == "gpu" && configured && !is_of_cpus(r.options.backend))
-    return fmt::format("{} is {}", variable::gpu_num_devices, r.spec.configured_devices);
+    return fmt::format("{} is {}", variable::gpu_num_devices, r.spec.xla.devices);
   return "";
 }
 
@@ -91,11 +91,11 @@ const DeviceKind* asked_kind(const Resolution& r) {
 }
 
 int default_nprocs(Resolution& r) {
-  if (r.spec.configured_devices > 0) {
+  if (r.spec.xla.devices > 0) {
     r.from("nprocs", r.spec.sources.at("configured_devices"));
-    return r.spec.configured_devices;
+    return r.spec.xla.devices;
   }
-  if (r.spec.worker_form == WorkerForm::worker)
+  if (r.spec.xla.form == WorkerForm::worker)
     refuse("nprocs",
            fmt::format("{} names hosts, but not how many devices each of them has; set nprocs or {}",
                        r.worker_source, variable::gpu_num_devices));
@@ -179,7 +179,7 @@ void choose_device(Resolution& r) {
     if (const auto idle = visible_devices(gpu, r.host_info); !idle.empty())
       r.warn(fmt::format("backend {} computes on CPUs; the visible GPUs ({}) are not used", r.options.backend,
                          fmt::join(idle, ",")));
-  } else if (r.spec.worker_form == WorkerForm::tpu) {
+  } else if (r.spec.xla.form == WorkerForm::tpu) {
     r.kind = &device_kind("cpu");
     r.from("device", "default");
     r.warn(
@@ -201,9 +201,9 @@ void choose_nprocs(Resolution& r) {
     spec.nprocs = r.options.nprocs;
     r.from("nprocs", from_option);
   }
-  if (spec.configured_devices > 0 && spec.nprocs > spec.configured_devices && !r.options.oversubscribe)
+  if (spec.xla.devices > 0 && spec.nprocs > spec.xla.devices && !r.options.oversubscribe)
     refuse("nprocs", fmt::format("nprocs is {}, but each host has {} devices ({})", spec.nprocs,
-                                 spec.configured_devices, spec.sources.at("configured_devices")));
+                                 spec.xla.devices, spec.sources.at("configured_devices")));
   if (r.kind->name == "cpu" && spec.nprocs > r.host_info.cores)
     r.warn(fmt::format("{} processes (nprocs) are more than the {} cores: they will wait for each other",
                        spec.nprocs, r.host_info.cores));

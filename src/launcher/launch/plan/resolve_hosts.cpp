@@ -41,7 +41,7 @@ struct Claim {
 
 int hosts_of_environment(const Resolution& r) {
   const auto value = r.environment_of_hosts(variable::xla_world_size);
-  if (r.spec.worker_form == WorkerForm::none || value.empty()) return 0;
+  if (r.spec.xla.form == WorkerForm::none || value.empty()) return 0;
   const auto hosts = base::parse_number<int>(value);
   if (!hosts || *hosts < 1 || *hosts > most_hosts)
     refuse("nnodes",
@@ -55,7 +55,7 @@ std::vector<Claim> claims(const Resolution& r) {
       {r.options.nnodes, "option nnodes", "nnodes"},
       {hosts_of_environment(r), fmt::format("environment {}", variable::xla_world_size), "nnodes"},
       {static_cast<int>(r.spec.ips.size()), "option ips", "ips"},
-      {static_cast<int>(r.spec.worker_hosts.size()), r.worker_source, "workers"}};
+      {static_cast<int>(r.spec.xla.nodes.size()), r.worker_source, "workers"}};
   std::erase_if(all, [](const Claim& claim) { return claim.hosts == 0; });
   return all;
 }
@@ -84,11 +84,11 @@ void check_meeting_place(const Resolution& r) {
   const auto& spec = r.spec;
   if (spec.nnodes == 1) return;
   const auto hosts = fmt::format("there are {} hosts ({})", spec.nnodes, spec.sources.at("nnodes"));
-  if (spec.worker_form == WorkerForm::worker && spec.worker_hosts.empty())
+  if (spec.xla.form == WorkerForm::worker && spec.xla.nodes.empty())
     refuse("workers", fmt::format("{}, but neither option workers nor {} is set; more than one host needs "
                                   "one of them",
                                   hosts, variable::workers));
-  if (spec.ips.empty() && spec.worker_hosts.empty() && r.options.master_addr.empty())
+  if (spec.ips.empty() && spec.xla.nodes.empty() && r.options.master_addr.empty())
     refuse("nnodes", fmt::format("{}, but no address where they meet is given; set ips, workers, or "
                                  "master_addr (the rendezvous)",
                                  hosts));
@@ -96,28 +96,28 @@ void check_meeting_place(const Resolution& r) {
 
 int place_of_local_worker(const Resolution& r, const std::string& value) {
   const auto worker = parse_local_worker(value);
-  const auto& hosts = r.spec.worker_hosts;
+  const auto& hosts = r.spec.xla.nodes;
   if (hosts.empty()) return worker.ordinal;
   const auto found = std::ranges::find_if(
       hosts, [&](const Worker& host) { return host.name == worker.name && host.ordinal == worker.ordinal; });
   if (found == hosts.end())
     refuse("workers",
            fmt::format("environment {} is '{}', which is not among the workers ({}; {})",
-                       variable::local_worker, value, text(hosts, r.spec.worker_form), r.worker_source));
+                       variable::local_worker, value, text(hosts, r.spec.xla.form), r.worker_source));
   return static_cast<int>(found - hosts.begin());
 }
 
 std::pair<int, std::string> find_node_rank(const Resolution& r) {
   const auto& spec = r.spec;
   if (r.options.node_rank >= 0) return {r.options.node_rank, from_option};
-  if (spec.worker_form != WorkerForm::none)
+  if (spec.xla.form != WorkerForm::none)
     if (const auto local = r.environment_of_hosts(variable::local_worker); !local.empty())
       return {place_of_local_worker(r, local), fmt::format("environment {}", variable::local_worker)};
   if (spec.nnodes == 1) return {0, "default: one host"};
   if (!spec.ips.empty()) return {own_place(spec.ips, r.host_info, "ips"), "option ips"};
-  if (!spec.worker_hosts.empty()) {
+  if (!spec.xla.nodes.empty()) {
     std::vector<std::string> hosts;
-    for (const auto& worker : spec.worker_hosts) hosts.push_back(worker.address.host);
+    for (const auto& worker : spec.xla.nodes) hosts.push_back(worker.address.host);
     return {own_place(hosts, r.host_info, "workers"), r.worker_source};
   }
   if (r.options.rank_offset % spec.nprocs != 0)
@@ -150,7 +150,7 @@ void choose_ranks(Resolution& r) {
   spec.rank_offset = r.options.rank_offset > 0 ? r.options.rank_offset : even_offset;
   r.from("rank_offset", r.options.rank_offset > 0 ? from_option : "nprocs * node_rank");
 
-  const bool configured = !spec.worker_hosts.empty() || !spec.ips.empty();
+  const bool configured = !spec.xla.nodes.empty() || !spec.ips.empty();
   const bool may_differ = r.options.nnodes > 0 && !configured &&
                           (spec.node_rank == 0 || r.options.rank_offset > 0) &&
                           spec.world_size >= spec.nprocs + spec.nnodes - 1;
@@ -178,7 +178,7 @@ void choose_master(Resolution& r) {
     spec.master_addr = spec.ips.front();
     r.from("master_addr", "option ips");
   } else if (spec.nnodes > 1) {
-    spec.master_addr = spec.worker_hosts.front().address.host;
+    spec.master_addr = spec.xla.nodes.front().address.host;
     r.from("master_addr", r.worker_source);
   } else {
     spec.master_addr = "127.0.0.1";

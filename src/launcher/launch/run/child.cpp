@@ -19,9 +19,9 @@
 #include "base/parse_number.hpp"
 #include "base/timing.hpp"
 #include "launcher/launch/compat/variables.hpp"
+#include "launcher/launch/plan/environment_scope.hpp"
 #include "launcher/launch/run/child_messages.hpp"
 #include "launcher/launch/run/detached_contexts.hpp"
-#include "launcher/launch/run/environment_scope.hpp"
 #include "launcher/launch/run/failure.hpp"
 #include "launcher/launch/run/registered_functions.hpp"
 

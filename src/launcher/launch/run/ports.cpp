@@ -49,24 +49,24 @@ std::vector<std::pair<int, int>> WorkerPorts::descriptors(int local_index) const
 
 WorkerPorts bind_worker_ports(LaunchSpec& spec, const HostInfo& host_info) {
   WorkerPorts ports;
-  if (spec.worker_form == WorkerForm::none || spec.nnodes > 1) return ports;
-  if (spec.worker_form == WorkerForm::worker && spec.worker_hosts.empty()) {
+  if (spec.xla.form == WorkerForm::none || spec.nnodes > 1) return ports;
+  if (spec.xla.form == WorkerForm::worker && spec.xla.nodes.empty()) {
     std::vector<int> numbers;
     for (int i = 0; i < spec.nprocs; ++i) {
       ports.workers.push_back(bind_port());
       numbers.push_back(ports.workers.back().port);
     }
-    spec.workers = local_workers(host_info.hostname, numbers);
-    spec.workers_bound = true;
+    spec.xla.workers = local_workers(host_info.hostname, numbers);
+    spec.xla.workers_bound = true;
     spec.sources["workers"] = "ports bound here";
     spec.endpoints.clear();
-    for (const auto& worker : spec.workers) spec.endpoints.push_back(text(worker.address));
+    for (const auto& worker : spec.xla.workers) spec.endpoints.push_back(text(worker.address));
     spec.sources["endpoints"] = "workers";
   }
-  if (spec.nprocs > 1 && spec.service_address.empty()) {
+  if (spec.nprocs > 1 && spec.xla.service_address.empty()) {
     ports.service = bind_port();
-    spec.service_address = text(ipc::HostPort{host_info.hostname, ports.service.port});
-    spec.service_bound = true;
+    spec.xla.service_address = text(ipc::HostPort{host_info.hostname, ports.service.port});
+    spec.xla.service_bound = true;
     spec.sources["service_address"] = "port bound here";
   }
   return ports;

@@ -9,7 +9,7 @@
 
 #include "accelmgr/communicator.hpp"
 #include "base/clock.hpp"
-#include "launcher/collective/hosts/shared_store.hpp"
+#include "launcher/collective/rendezvous/shared_store.hpp"
 
 namespace accelmgr::collective {
 

@@ -4,7 +4,7 @@
 #include <mutex>
 #include <string>
 
-#include "launcher/collective/hosts/store.hpp"
+#include "launcher/collective/rendezvous/store.hpp"
 
 namespace accelmgr::collective {
 

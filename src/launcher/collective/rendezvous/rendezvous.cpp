@@ -1,4 +1,4 @@
-#include "launcher/collective/hosts/rendezvous.hpp"
+#include "launcher/collective/rendezvous/rendezvous.hpp"
 
 #include <fmt/format.h>
 

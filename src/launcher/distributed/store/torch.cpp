@@ -1,4 +1,4 @@
-#include "launcher/distributed/context/torch.hpp"
+#include "launcher/distributed/store/torch.hpp"
 
 #include <fmt/format.h>
 

@@ -1,4 +1,4 @@
-#include "launcher/launch/run/environment_scope.hpp"
+#include "launcher/launch/plan/environment_scope.hpp"
 
 #include <unistd.h>
 

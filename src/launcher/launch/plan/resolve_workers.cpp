@@ -12,8 +12,8 @@ namespace {
 
 void read_worker_hosts(Resolution& r) {
   const auto take = [&](WorkerList list, std::string source) {
-    r.spec.worker_form = list.form;
-    r.spec.worker_hosts = std::move(list.hosts);
+    r.spec.xla.form = list.form;
+    r.spec.xla.nodes = std::move(list.hosts);
     r.worker_source = std::move(source);
   };
   if (!r.options.workers.empty()) return take(parse_workers(r.options.workers), "option workers");
@@ -37,42 +37,43 @@ void read_form_of_environment(Resolution& r) {
                                    std::pair(variable::gpu_num_devices, WorkerForm::worker),
                                    std::pair(variable::local_worker, WorkerForm::worker)}) {
     if (r.environment_of_hosts(name).empty()) continue;
-    r.spec.worker_form = form;
+    r.spec.xla.form = form;
     r.worker_source = fmt::format("environment {}", name);
     return;
   }
 }
 
 void read_configured_devices(Resolution& r) {
-  const bool is_tpu = r.spec.worker_form == WorkerForm::tpu;
+  const bool is_tpu = r.spec.xla.form == WorkerForm::tpu;
   const char* name = is_tpu ? variable::tpu_num_devices : variable::gpu_num_devices;
   const auto value = r.environment_of_hosts(name);
   if (value.empty()) {
-    r.spec.configured_devices = is_tpu ? tpu_devices : 0;
+    r.spec.xla.devices = is_tpu ? tpu_devices : 0;
     return r.from("configured_devices", is_tpu ? "default: the TPU form" : "default: none");
   }
   const auto count = base::parse_number<int>(value);
   if (!count || *count < 1 || *count > most_processes)
     refuse("nprocs", fmt::format("environment {} is '{}'; it must be a number of devices, from 1 to {}", name,
                                  value, most_processes));
-  r.spec.configured_devices = *count;
+  r.spec.xla.devices = *count;
   r.from("configured_devices", fmt::format("environment {}", name));
 }
 
 // The name of this node: from the environment, otherwise its entry in the worker string.
 void choose_local_worker(Resolution& r) {
   auto& spec = r.spec;
-  spec.local_worker = r.environment_of_hosts(variable::local_worker);
-  if (!spec.local_worker.empty()) {
-    parse_local_worker(spec.local_worker);  // Only a check: with the option node_rank it is not read before.
+  spec.xla.local_worker = r.environment_of_hosts(variable::local_worker);
+  if (!spec.xla.local_worker.empty()) {
+    parse_local_worker(
+        spec.xla.local_worker);  // Only a check: with the option node_rank it is not read before.
     return;
   }
-  if (spec.worker_hosts.empty())
+  if (spec.xla.nodes.empty())
     refuse("workers",
            fmt::format("{} is set, but it is not known which worker this host is; set workers, {} or {}",
                        r.worker_source, variable::tpu_config, variable::local_worker));
-  const auto& host = spec.worker_hosts.at(static_cast<std::size_t>(spec.node_rank));
-  spec.local_worker = fmt::format("{}:{}", host.name, host.ordinal);
+  const auto& host = spec.xla.nodes.at(static_cast<std::size_t>(spec.node_rank));
+  spec.xla.local_worker = fmt::format("{}:{}", host.name, host.ordinal);
 }
 
 void choose_service_address(Resolution& r) {
@@ -81,7 +82,7 @@ void choose_service_address(Resolution& r) {
   const auto variable_name = fmt::format("environment {}", variable::service_address);
   if (!configured.empty()) {
     try {
-      spec.service_address = text(ipc::parse_host_port(configured));
+      spec.xla.service_address = text(ipc::parse_host_port(configured));
     } catch (const ConfigError& error) {
       refuse("workers", fmt::format("{}: {}", variable_name, error.what()));
     }
@@ -89,15 +90,15 @@ void choose_service_address(Resolution& r) {
   }
   if (spec.nprocs == 1) return r.from("service_address", "default: not needed for one process");
   if (spec.nnodes == 1) return r.from("service_address", "default: none is bound yet");
-  spec.service_address = text(ipc::HostPort{spec.master_addr, spec.master_port});
+  spec.xla.service_address = text(ipc::HostPort{spec.master_addr, spec.master_port});
   r.from("service_address", "master_addr, master_port");
 }
 
 // Endpoints are set only if every address is known and the ports of each node are consecutive.
 void choose_endpoints(Resolution& r) {
   auto& spec = r.spec;
-  if (!spec.workers.empty()) {
-    for (const auto& worker : spec.workers) spec.endpoints.push_back(text(worker.address));
+  if (!spec.xla.workers.empty()) {
+    for (const auto& worker : spec.xla.workers) spec.endpoints.push_back(text(worker.address));
     return r.from("endpoints", "workers");
   }
   auto hosts = spec.ips;
@@ -120,22 +121,22 @@ std::string Resolution::environment_of_hosts(const char* name) const {
 
 void read_worker_form(Resolution& r) {
   read_worker_hosts(r);
-  if (r.spec.worker_form == WorkerForm::none) read_form_of_environment(r);
-  r.from("worker_form", r.spec.worker_form == WorkerForm::none ? "default" : r.worker_source);
-  if (r.spec.worker_form != WorkerForm::none) read_configured_devices(r);
+  if (r.spec.xla.form == WorkerForm::none) read_form_of_environment(r);
+  r.from("worker_form", r.spec.xla.form == WorkerForm::none ? "default" : r.worker_source);
+  if (r.spec.xla.form != WorkerForm::none) read_configured_devices(r);
 }
 
 void choose_workers(Resolution& r) {
   auto& spec = r.spec;
   r.from("workers", "default: none");
   r.from("service_address", "default: none");
-  if (!spec.worker_hosts.empty()) r.from("workers", r.worker_source);
-  if (spec.worker_form == WorkerForm::worker) {
-    spec.workers = expand_workers(spec.worker_hosts, spec.nprocs);
-    if (spec.workers.empty()) r.from("workers", "default: none is bound yet");
+  if (!spec.xla.nodes.empty()) r.from("workers", r.worker_source);
+  if (spec.xla.form == WorkerForm::worker) {
+    spec.xla.workers = expand_workers(spec.xla.nodes, spec.nprocs);
+    if (spec.xla.workers.empty()) r.from("workers", "default: none is bound yet");
   }
-  if (spec.worker_form == WorkerForm::tpu) choose_local_worker(r);
-  if (spec.worker_form != WorkerForm::none) choose_service_address(r);
+  if (spec.xla.form == WorkerForm::tpu) choose_local_worker(r);
+  if (spec.xla.form != WorkerForm::none) choose_service_address(r);
   choose_endpoints(r);
 }
 

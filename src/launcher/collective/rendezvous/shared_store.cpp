@@ -1,4 +1,4 @@
-#include "launcher/collective/hosts/shared_store.hpp"
+#include "launcher/collective/rendezvous/shared_store.hpp"
 
 #include "accelmgr/communicator.hpp"
 #include "base/interruption.hpp"

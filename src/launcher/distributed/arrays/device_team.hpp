@@ -21,7 +21,7 @@
 
 #include "accelmgr/communicator.hpp"
 #include "base/cuda/device_collectives.hpp"
-#include "launcher/distributed/collectives/arrays.hpp"
+#include "launcher/distributed/arrays/array.hpp"
 
 namespace accelmgr::distributed {
 

@@ -1,4 +1,4 @@
-#include "launcher/distributed/collectives/device_team.hpp"
+#include "launcher/distributed/arrays/device_team.hpp"
 
 #include <fmt/format.h>
 
