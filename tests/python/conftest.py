@@ -18,6 +18,7 @@ import loops
 import pytest
 import torch
 from launching import SERVER
+from services import Service
 
 import accelmgr
 from accelmgr import _native
@@ -152,6 +153,15 @@ def one_thread() -> Iterator[None]:
     """The host computes with one, as runners with `runners.threads: 1` do: the same bits."""
     with loops.one_thread():
         yield
+
+
+@pytest.fixture
+def service(tmp_path: pathlib.Path) -> Iterator[Service]:
+    service = Service(tmp_path)
+    try:
+        yield service
+    finally:
+        service.end()
 
 
 @pytest.fixture

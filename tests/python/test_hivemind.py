@@ -13,7 +13,7 @@ import torch
 
 pytest.importorskip("hivemind", reason="the optional extra accelmgr[hivemind] is not installed")
 import hivemind_modes
-from test_attach import Service
+from services import Service
 
 import accelmgr
 

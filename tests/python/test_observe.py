@@ -4,22 +4,12 @@ from __future__ import annotations
 
 import pathlib
 import signal
-from collections.abc import Iterator
 
 import pytest
 import torch
-from test_attach import Service
+from services import Service
 
 import accelmgr
-
-
-@pytest.fixture
-def service(tmp_path: pathlib.Path) -> Iterator[Service]:
-    service = Service(tmp_path)
-    try:
-        yield service
-    finally:
-        service.end()
 
 
 def test_an_observer_sees_the_steps_of_one_host_after_the_other(service: Service) -> None:

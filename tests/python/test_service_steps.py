@@ -12,21 +12,12 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from test_attach import CONFIGURATION, Service
+from services import CONFIGURATION, Service
 from test_session_updates import accelmgr_says, accelmgr_step, copies, states
 
 import accelmgr
 
 ENDLESS = 100_000
-
-
-@pytest.fixture
-def service(tmp_path: pathlib.Path) -> Iterator[Service]:
-    service = Service(tmp_path)
-    try:
-        yield service
-    finally:
-        service.end()
 
 
 @pytest.fixture

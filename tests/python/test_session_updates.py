@@ -8,13 +8,13 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from interruptions import interrupted_at
-from test_attach import PROGRAM, Service
+from services import PROGRAM, Service
 
 import accelmgr
 
@@ -231,15 +231,6 @@ def test_hooks_are_refused() -> None:
         optimizer.register_step_post_hook(lambda *_: None)
         with pytest.raises(accelmgr.UsageError, match="it has hooks"):
             manager.step(optimizer=optimizer)
-
-
-@pytest.fixture
-def service(tmp_path: pathlib.Path) -> Iterator[Service]:
-    service = Service(tmp_path)
-    try:
-        yield service
-    finally:
-        service.end()
 
 
 def trained(service: Service, steps: int, *, hosts: int = 1) -> tuple[list[torch.Tensor], list[torch.Tensor]]:

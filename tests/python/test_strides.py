@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 from safetensors.torch import load_file
-from test_attach import Service
+from services import Service
 from torch import nn
 
 import accelmgr

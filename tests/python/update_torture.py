@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 from harm import Harm, insist, raise_alarm
-from test_attach import Service
+from services import Service
 from test_session_updates import copies, halves, states
 
 import accelmgr
