@@ -1,6 +1,7 @@
 // Checks what clients may change in a service while it runs: its team, single runners, its checkpoints. A
 // host may drive the session meanwhile; nothing is lost or doubled.
 #include <gtest/gtest.h>
+#include <sys/wait.h>
 
 #include <atomic>
 #include <fstream>
@@ -27,6 +28,60 @@ Config with_room_for_three(const Stage& stage) {
   auto config = restarting(stage);
   config.runners.max_runners = 3;
   return config;
+}
+
+// ---- Steps for which nobody waits ----
+
+constexpr const char* endless = R"({"count": 100000, "wait": false})";
+
+/// Ends the pending steps, and checks what the service tells of them.
+void end_pending(const ServiceRun& service, const client::Handle& host) {
+  const auto over = service.ask("POST", "/v1/cancel").body;
+  EXPECT_EQ(over["under_way"], false);
+  const auto made = over["made"].get<std::size_t>();
+  EXPECT_EQ(host.statistics().steps, made);
+  std::size_t told = 0;
+  while (told < made) {
+    const auto pending = service.ask("GET", "/v1/pending?since=" + std::to_string(told)).body;
+    ASSERT_FALSE(pending["steps"].empty());
+    for (const auto& step : pending["steps"]) EXPECT_EQ(step["step"], ++told);
+  }
+}
+
+TEST(ServicePending, StepsGoOnWithoutAHostAndKeepTheNextOneWaiting) {
+  const ServiceRun service;
+  EXPECT_EQ(service.ask("POST", "/v1/step", endless).body["pending"], 100'000);
+  EXPECT_EQ(service.ask("POST", "/v1/step").code(), "steps_under_way");
+  EXPECT_EQ(service.ask("POST", "/v1/zero_grad").code(), "steps_under_way");
+  auto host = service.attach();
+  EXPECT_EQ(host.found_steps(), 100'000);
+  EXPECT_THROW(host.step(), UsageError);
+  end_pending(service, host);
+  EXPECT_EQ(host.step().status, StepStatus::ok);
+  EXPECT_EQ(host.service_steps(0).under_way, false);
+}
+
+TEST(ServicePending, TheHostItselfMayAskForThem) {
+  const ServiceRun service;
+  auto host = service.attach();
+  EXPECT_EQ(service.ask("POST", "/v1/step", endless).status, 200);
+  EXPECT_THROW(host.step(), SessionError) << "another lease is that of the session";
+  end_pending(service, host);
+  EXPECT_EQ(host.step().status, StepStatus::ok);
+}
+
+TEST(ServicePending, TheyEndWithTheService) {
+  ServiceRun service;
+  EXPECT_EQ(service.ask("POST", "/v1/step", endless).status, 200);
+  EXPECT_EQ(WEXITSTATUS(service.terminate()), 0);
+}
+
+TEST(ServicePending, ARequestThatWaitsHasAThousandStepsAtMost) {
+  const ServiceRun service;
+  EXPECT_EQ(service.ask("POST", "/v1/step", R"({"count": 1001})").status, 400);
+  EXPECT_EQ(service.ask("POST", "/v1/step", R"({"count": 100001, "wait": false})").status, 400);
+  EXPECT_EQ(service.ask("GET", "/v1/pending").body["count"], 0);
+  EXPECT_EQ(service.ask("POST", "/v1/cancel").status, 200);
 }
 
 // ---- Resize ----
