@@ -102,6 +102,7 @@ std::string steps_text(const json& answer) {
 }
 
 std::string pending_text(const json& pending) {
+  if (pending["count"] == 0) return "all steps were waited for\n";
   auto text = fmt::format("{} of {} steps are made{}\n", text_of(pending["made"]), text_of(pending["count"]),
                           pending["under_way"].get<bool>() ? ", the others go on" : "");
   return pending["error"].is_null() ? text : text + fmt::format("error: {}\n", text_of(pending["error"]));
