@@ -380,6 +380,8 @@ int Handle::found_steps() const noexcept {
   return state_->service ? state_->service->attached().pending_steps : 0;
 }
 
+void Handle::check_drives(const char* call) const { state_->check_drives(call); }
+
 bool Handle::is_attached() const noexcept { return state_->service.has_value(); }
 
 std::uint64_t Handle::updates(std::size_t parameter) const noexcept {

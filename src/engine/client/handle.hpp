@@ -89,6 +89,8 @@ class Handle {
   /// For how many steps attach() has found that nobody has waited: they may be under way. 0: for none.
   int found_steps() const noexcept;
   bool is_attached() const noexcept;
+  /// Throws UsageError, with the name of the call, while the service makes such steps. Asks the service then.
+  void check_drives(const char* call) const;
   /// How many updates a parameter has had, by its number in the manifest.
   std::uint64_t updates(std::size_t parameter) const noexcept;
   /// Of a parameter, while no attempt is open: its group in Update, and how many updates its moments have

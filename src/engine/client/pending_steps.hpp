@@ -22,7 +22,7 @@ struct PendingSteps::Core {
     /// Called by the thread, first with 0. Blocks for the next results, or for a while. False: there are no
     /// more.
     std::function<bool(std::vector<StepResult>& made, std::size_t known)> next;
-    /// Called by whoever cancels: next() will soon tell the end.
+    /// Ends the steps before the next one. The thread that cancels calls it; next() returns false soon after.
     std::function<void()> cancel;
   };
 

@@ -36,8 +36,8 @@ class Gradients {
   void note(std::size_t index, double magnitude);
   /// Calls note() for a gradient that is not captured.
   void look_at(std::size_t index, const void* gradient);
-  /// Takes a shard of the sum over a team, which may lie in its place already. Counts the parameters of which
-  /// it has a part as captured.
+  /// Copies a shard of a team's sum to its place, unless `sums` is that place. Parameters with a part in the
+  /// shard count as captured.
   void shard(const session::Bytes& shard, const std::byte* sums);
   /// See replica::Sink.
   bool is_trained(std::size_t index) const noexcept;

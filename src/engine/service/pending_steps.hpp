@@ -1,5 +1,5 @@
-// Steps that the service makes for somebody who does not wait for them. They go on when the process that has
-// begun them ends; whoever asks finds the results.
+// Steps that the service makes for a host or a client that does not wait for them. They go on when that
+// process ends, and the service keeps their results.
 #pragma once
 
 #include <atomic>

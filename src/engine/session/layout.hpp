@@ -542,7 +542,7 @@ struct StepTotals {
   std::uint64_t calls[step_statuses];  ///< Of step(), by StepStatus.
   // Only steps that counted are added to these.
   Durations duration, compute, reduce, wait, data;
-  double last_loss;  ///< Of the last step that counted; 0: none has.
+  double last_loss;  ///< The loss of the last step that counted; 0 before the first.
 };
 
 /// Plain data that is read while another process writes it. The reader finds out from other fields whether

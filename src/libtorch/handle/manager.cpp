@@ -297,6 +297,7 @@ StepResult Manager::State::step(const StepOptions& options) {
 
 session::Update Manager::State::prepared_update(const StepOptions& options) {
   libtorch::check_config(*options.optimizer);
+  handle.check_drives("step");  // The service may be counting updates.
   set_updates(updates());
   return update_of(*options.optimizer, options.total_updates);
 }
