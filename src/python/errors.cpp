@@ -8,7 +8,7 @@
 #include "accelmgr/errors.hpp"
 #include "accelmgr/launch.hpp"
 #include "base/cuda/error.hpp"
-#include "engine/client/owned_manager.hpp"
+#include "engine/client/opening.hpp"
 #include "launcher/launch/run/failure.hpp"
 #include "python/interpreter.hpp"
 

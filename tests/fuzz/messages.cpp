@@ -1,6 +1,5 @@
 // The input is a packet between host and manager. Its first byte says who sends it. Its second byte says how
-// many descriptors come with it; they are not descriptors of a session, but a service's last one is a
-// configuration.
+// many descriptors come with it: all of them are memfds, as a configuration is.
 #include "engine/protocol/messages.hpp"
 #include <cmath>
 #include <nlohmann/json.hpp>
@@ -33,7 +32,7 @@ bool raises(const protocol::Failed& failed) {
 void receive(int socket, char kind, std::string_view text) {
   const auto soon = base::Deadline::in_seconds(0);
   if (kind == 'r') {
-    const auto request = protocol::next_request(socket);
+    const auto request = protocol::next_request(socket, 1);
     if (std::holds_alternative<protocol::Leave>(*request))
       expect(nlohmann::json::parse(text, nullptr, false).value("type", "") == "Leave",
              "a host leaves when it says so");
@@ -58,16 +57,19 @@ void receive(int socket, char kind, std::string_view text) {
       expect(!!relaunched->pidfd, "a process");
   } else if (kind == 'a') {
     const auto answer = protocol::receive_answer(socket, soon);
-    if (const auto* prepared = std::get_if<protocol::Prepared>(&answer))
-      expect(!prepared->session.empty(), "a session");
-    if (const auto* assigned = std::get_if<protocol::Assigned>(&answer))
-      expect(assigned->nprocs >= 1 && assigned->nprocs <= session::max_ranks, "a number of ranks");
+    if (const auto* opening = std::get_if<protocol::Opening>(&answer))
+      expect(opening->lease > 0 && opening->configuration.size() <= 10 &&
+                 (opening->tenure == protocol::Tenure::of_host || !opening->session.empty()),
+             "a lease of a session");
     if (const auto* failed = std::get_if<protocol::Failed>(&answer)) expect(raises(*failed), "an error");
     if (const auto* started = std::get_if<protocol::Started>(&answer))
       for (const auto& runner : started->runners) check(runner);
+  } else if (kind == 'b') {
+    const auto begin = protocol::receive_begin(socket, soon);
+    expect(begin.session.size() <= 1 + session::max_ranks && begin.configuration.size() <= 10, "a session");
   } else {
-    const auto attached = protocol::receive_attached(socket, soon);
-    expect(attached.lease > 0 && !attached.session.empty(), "a lease of a session");
+    protocol::receive_noted(socket, soon);
+    expect(nlohmann::json::parse(text, nullptr, false).value("type", "") == "Noted", "a note");
   }
 }
 
@@ -80,10 +82,9 @@ int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   {
     const auto [ours, theirs] = ipc::socket_pair();
     std::vector<base::UniqueFd> passed(data[1] % 32);
-    for (auto& fd : passed) fd.reset(open("/dev/null", O_RDONLY | O_CLOEXEC));
-    if (data[0] == 's' && !passed.empty()) passed.back() = ipc::create_memfd("configuration", 10);
+    for (auto& fd : passed) fd = ipc::create_memfd("configuration", 10);
     test::send_raw(theirs.get(), text, passed);
-    protocol::send_configuration(theirs.get(), "nprocs: 2\n");
+    protocol::send_noted(theirs.get());
     try {
       receive(ours.get(), static_cast<char>(data[0]), text);
     } catch (const SessionError&) {

@@ -150,37 +150,6 @@ std::optional<Message> receive_what_fits(int socket, base::Deadline deadline) {
 bool is_readable(int socket) noexcept { return wait_ready(socket, POLLIN, base::Deadline::at_ns(0)) != 0; }
 
 // A text is sent as a packet with its 64-bit length, then packets with its bytes.
-void send_text(int socket, std::string_view text, base::Deadline deadline) {
-  if (text.size() > max_text_bytes)
-    throw UsageError(fmt::format("a text can have at most {} bytes, not {}", max_text_bytes, text.size()));
-  const std::uint64_t length = text.size();
-  send(socket, {reinterpret_cast<const char*>(&length), sizeof length}, {}, deadline);
-  for (; !text.empty(); text.remove_prefix(std::min(text.size(), max_packet_bytes)))
-    send(socket, text.substr(0, max_packet_bytes), {}, deadline);
-}
-
-std::optional<std::string> receive_text(int socket, base::Deadline deadline) {
-  const auto first = receive(socket, deadline);
-  if (!first) return std::nullopt;
-  std::uint64_t length = 0;
-  if (first->bytes.size() == sizeof length) std::memcpy(&length, first->bytes.data(), sizeof length);
-  if (first->bytes.size() != sizeof length || length > max_text_bytes)
-    throw SessionError(fmt::format("expected a text on socket {}, got another message ({} bytes)", socket,
-                                   first->bytes.size()));
-  std::string text;
-  while (text.size() < length) {
-    const auto part = receive(socket, deadline);
-    if (!part)
-      throw SessionError(fmt::format("the peer of socket {} ended within a text, after {} of {} bytes",
-                                     socket, text.size(), length));
-    text += part->bytes;
-  }
-  if (text.size() > length)
-    throw SessionError(fmt::format("a text of {} bytes came over socket {}, but {} bytes were announced",
-                                   text.size(), socket, length));
-  return text;
-}
-
 bool is_closed(int socket) noexcept { return wait_ready(socket, POLLRDHUP, base::Deadline::at_ns(0)) != 0; }
 
 }  // namespace accelmgr::ipc

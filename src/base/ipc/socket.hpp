@@ -18,6 +18,7 @@ namespace accelmgr::ipc {
 
 inline constexpr std::size_t max_packet_bytes = 64 * 1024;
 inline constexpr std::size_t max_packet_fds = 64;
+/// The most that a text that goes as a memfd may have.
 inline constexpr std::size_t max_text_bytes = 64 * 1024 * 1024;
 
 /// Two connected ends, both close-on-exec.
@@ -52,15 +53,6 @@ std::optional<Message> receive_what_fits(int socket, base::Deadline deadline);
 
 /// Whether receive() would return at once: there is a packet, or the peer is gone.
 bool is_readable(int socket) noexcept;
-
-/// Sends a text of up to max_text_bytes in several packets, for receive_text(). Blocks and throws as send()
-/// does.
-void send_text(int socket, std::string_view text,
-               base::Deadline deadline = base::Deadline::in_seconds(timing::send_s));
-
-/// Receives a text; nullopt if the peer is gone before it began. Throws as receive() does, and SessionError
-/// if the peer ends within the text or sends something else.
-std::optional<std::string> receive_text(int socket, base::Deadline deadline);
 
 /// Whether the peer is gone. Packets that it sent may still wait to be received.
 bool is_closed(int socket) noexcept;

@@ -143,7 +143,7 @@ void Run::set_unreadable_aside() {
 }
 
 void Run::take_directory(const std::string& directory) {
-  if (of_service_) return;
+  if (tenure_ == protocol::Tenure::of_service) return;
   if (lock && !lock->is_held()) {
     base::log().warn("'{}' was removed; it is made and locked anew", directory);
     lock.reset();

@@ -37,13 +37,10 @@ struct Run {
   /// that, if there is one and `lock_now` is true. If there is no checkpoint yet because the run was killed
   /// before its first one, it begins anew under its old id; that needs the lock. Throws CheckpointError.
   Run(const CheckpointConfig& config, bool lock_now);
-  /// The run of an earlier manager of this process, which has ended.
-  explicit Run(std::string of) : id(std::move(of)) {}
-  struct OfService {
-    std::string id;
-  };
-  /// The run of a service, which locks the directory itself.
-  explicit Run(OfService run) : id(std::move(run.id)), of_service_(true) {}
+  /// The run of an earlier manager of this process, which has ended; or that of a service, which locks the
+  /// directory itself.
+  explicit Run(std::string of, protocol::Tenure tenure = protocol::Tenure::of_host)
+      : id(std::move(of)), tenure_(tenure) {}
   /// Locks `directory` for this run, if it is not locked yet, or was removed since. Throws CheckpointError
   /// when another run has locked it, or when it holds checkpoints of another run.
   void take_directory(const std::string& directory);
@@ -51,7 +48,7 @@ struct Run {
  private:
   void set_unreadable_aside();
 
-  bool of_service_ = false;
+  protocol::Tenure tenure_ = protocol::Tenure::of_host;
   bool alone_ = false;  ///< The directory was found to hold no checkpoints of another run.
   std::vector<std::filesystem::path> unreadable_;  ///< Later checkpoints than that of `resumed`.
 };

@@ -21,9 +21,10 @@
 #include "base/log.hpp"
 #include "base/timing.hpp"
 #include "engine/checkpoint/session_state.hpp"
-#include "engine/client/attached_manager.hpp"
 #include "engine/client/checkpoints.hpp"
-#include "engine/client/owned_manager.hpp"
+#include "engine/client/left_gradients.hpp"
+#include "engine/client/opening.hpp"
+#include "engine/client/service_name.hpp"
 #include "engine/client/statistics.hpp"
 #include "engine/client/step_report.hpp"
 #include "engine/client/stepper.hpp"
@@ -56,17 +57,18 @@ const session::BufferEntry& replaced_by(const Value& value, const session::Manif
 }  // namespace
 
 struct Handle::State {
-  State(const Config& c, const StartSettings& settings)
-      : config(c),
+  /// Of a host that starts its manager.
+  State(const Config& of, const StartSettings& settings)
+      : config(of),
         run(settings.continues.empty()
-                ? Run(config.checkpoint, settings.lock_checkpoints)
+                ? Run(of.checkpoint, settings.lock_checkpoints)
                 : Run(json::parse(settings.continues).at("run_id").get<std::string>())),
         origin{settings.method, settings.command} {}
-  explicit State(AttachedManager to)
-      : config(config::from_yaml(to.attached().configuration)),
-        run(Run::OfService{to.attached().run_id}),
-        unfinished(to.attached().unfinished),
-        service(std::move(to)) {}
+  /// Of a host of the service with its socket at `path`.
+  State(const protocol::Opening& opening, std::string path)
+      : config(config::from_yaml(opening.configuration)),
+        run(opening.run_id, opening.tenure),
+        service(std::move(path)) {}
   ~State() { stop(); }
 
   /// Throws UsageError for a second thread, for a call inside another one, and in a forked child.
@@ -112,16 +114,15 @@ struct Handle::State {
   }
   bool service_drives() {
     if (!waits_for_service) return false;
-    waits_for_service = !link().manager_ended() && client::service_steps(service->path(), 0).under_way;
+    waits_for_service = !link->manager_ended() && client::service_steps(service, 0).under_way;
     if (waits_for_service) return true;
     overwrites = false;
     stepper->touched().committed(session->word().attempt, /*accumulate=*/false);
     return false;
   }
-  void start(const StartSettings& settings);
-  void attach(bool keep_gradients);
-  void assign(const protocol::Assigned& assigned);
-  void map(std::vector<base::UniqueFd> session_fds);
+  void take(protocol::Opening opening);
+  /// The runners are ready: this host may step.
+  void drive(Link to);
   /// Starts a manager over the session. The one before has ended, or was asked to stop.
   void start_over();
   void stop() noexcept;
@@ -129,7 +130,6 @@ struct Handle::State {
   void warn_of_unwritten() noexcept;
   void detach() noexcept;
   void keep_whole() noexcept;
-  Link& link() noexcept { return manager ? manager->link() : service->link(); }
 
   Config config;
   Run run;  ///< Holds the directory lock until the processes of the manager have ended.
@@ -143,9 +143,10 @@ struct Handle::State {
   bool stopped = false;
   std::string unfinished;
   bool half_written = false;  ///< The parameters: an earlier host has died while it wrote them.
-  // The process of the manager: one that this process has started, or a service.
-  std::optional<OwnedManager> manager;
-  std::optional<AttachedManager> service;
+  std::string service;        ///< The path of its socket. Empty: this process has started the manager.
+  std::optional<Link> link;   ///< To the process of the manager. Its address does not change.
+  std::optional<checkpoint::HostFiles> saved;  ///< What an earlier host of the service has saved.
+  int found_steps = 0;
   std::shared_ptr<session::Session> session;
   std::optional<session::HostView> view;
   std::optional<session::SpanWriter> spans;
@@ -159,8 +160,17 @@ struct Handle::State {
   bool overwrites = false;  ///< The first step does, whatever its options say.
 };
 
-void Handle::State::map(std::vector<base::UniqueFd> session_fds) {
-  session = std::make_shared<session::Session>(session::Session::attach(std::move(session_fds)));
+void Handle::State::take(protocol::Opening opening) {
+  const auto chosen = config::from_yaml(opening.configuration);
+  config.nprocs = chosen.nprocs;
+  config.runners.device = chosen.runners.device;
+  config.runners.devices = chosen.runners.devices;
+  unfinished = std::move(opening.unfinished);
+  found_steps = opening.pending_steps;
+  waits_for_service = found_steps != 0;
+  if (!opening.checkpoint.empty())
+    saved = {std::move(opening.checkpoint), std::move(opening.state), std::move(opening.training)};
+  session = std::make_shared<session::Session>(session::Session::attach(std::move(opening.session)));
   session->make_private_in_children();
   view.emplace(*session);
   spans.emplace(view->spans());
@@ -168,65 +178,38 @@ void Handle::State::map(std::vector<base::UniqueFd> session_fds) {
   manifest = session::read_manifest(*session);
 }
 
-void Handle::State::assign(const protocol::Assigned& assigned) {
-  config.nprocs = assigned.nprocs;
-  config.runners.device = config::device_named(assigned.device);
-  config.runners.devices = assigned.devices;
-}
-
-void Handle::State::start(const StartSettings& settings) {
-  auto concrete = config;  // With a path in place of `latest`: it is looked up once.
-  concrete.checkpoint.resume = run.resumed ? run.resumed->path : "";
-  concrete.parameters.snapshot = false;  // No other host follows this one.
-  manager = OwnedManager::start(
-      concrete, origin, settings.interrupted,
-      {.assigned = [&](const auto& assigned) { assign(assigned); },
-       .prepared =
-           [&](protocol::Prepared prepared) {
-             map(std::move(prepared.session));
-             // No other process works on the session yet.
-             if (!settings.continues.empty())
-               checkpoint::restore_run(json::parse(settings.continues).at("session"), *session);
-             if (settings.prepared) settings.prepared(session, *view, manifest, prepared.needs_values);
-             ipc::populate(view->parameters(), session->header().bytes.parameters, 1);
-           }});
-  stepper.emplace(config, *view, manifest, link(), [this] { return manager->end(); });
-  checkpoints.emplace(config, run, *view, manifest, link());
-}
-
-void Handle::State::attach(bool keep_gradients) {
-  map(std::move(service->attached().session));
+void Handle::State::drive(Link to) {
+  link.emplace(std::move(to));
   ipc::populate(view->parameters(), session->header().bytes.parameters, 1);
   left = left_in(*session);
   half_written = session->control().half_written.load() != 0;
-  overwrites = left != LeftGradients::none && !keep_gradients;
   requests_answered = session->control().checkpoint_requests.load();  // Those of earlier hosts.
-  stepper.emplace(config, *view, manifest, link(), [this] { return service->end(); });
-  checkpoints.emplace(config, run, *view, manifest, link());
-  waits_for_service = service->attached().pending_steps != 0;
+  stepper.emplace(config, *view, manifest, *link, [this] { return link->end(); });
+  checkpoints.emplace(config, run, *view, manifest, *link);
 }
 
 void Handle::State::stop() noexcept {
   if (std::exchange(stopped, true)) return;
   if (getpid() != owner) return;  // A forked child must not end the processes of its parent.
-  if (manager) end();
-  if (service) detach();
+  if (!link) return;
+  if (link->is_of_service())
+    detach();
+  else
+    end();
 }
 
-// Other hosts drive the session from now on, so this process must not be able to write there any more.
+// Other hosts drive the session from now on, so this process must not be able to write there any more. If it
+// is, the service admits no other host until this process has ended.
 void Handle::State::detach() noexcept {
-  if (!session || session->make_private())
-    service->detach();
-  else
-    link().close();  // The service admits no other host until this process has ended.
-  base::log().info("this host has left the service (pid {})", link().manager_pid());
+  if (session->make_private()) link->leave();
+  link->close();
+  base::log().info("this host has left the service (pid {})", link->manager_pid());
 }
 
 void Handle::State::end() noexcept {
-  base::log().info("the manager (pid {}) is asked to stop", manager->link().manager_pid());
-  manager->ask_to_stop();
-  const auto how = manager->end();
-  base::log().info("all processes have ended; the manager: {}", how);
+  base::log().info("the manager (pid {}) is asked to stop", link->manager_pid());
+  link->leave();
+  base::log().info("all processes have ended; the manager: {}", link->end());
   warn_of_unwritten();
   run.lock.reset();
 }
@@ -254,9 +237,20 @@ Handle::Handle(const Config& config, const StartSettings& settings) {
                    config::name_of(settings.method), config.model.kind, config.data.kind,
                    config.nprocs == one_per_device ? "as many as devices," : std::to_string(config.nprocs));
   state_ = std::make_unique<State>(config, settings);
-  state_->start(settings);
+  auto& state = *state_;
+  auto concrete = config;  // With a path in place of `latest`: it is looked up once.
+  concrete.checkpoint.resume = state.run.resumed ? state.run.resumed->path : "";
+  concrete.parameters.snapshot = false;  // No other host follows this one.
+  state.drive(start_manager(concrete, state.origin, settings.interrupted, [&](protocol::Opening opening) {
+    const bool needs_values = opening.needs_values;
+    state.take(std::move(opening));
+    // No other process works on the session yet.
+    if (!settings.continues.empty())
+      checkpoint::restore_run(json::parse(settings.continues).at("session"), *state.session);
+    if (settings.prepared) settings.prepared(state.session, *state.view, state.manifest, needs_values);
+  }));
   base::set_log_step(session()->counters(session()->word().index).steps + 1);
-  base::log().info("the manager (pid {}) has {} runners ready, after {:.1f} ms", state_->link().manager_pid(),
+  base::log().info("the manager (pid {}) has {} runners ready, after {:.1f} ms", state_->link->manager_pid(),
                    state_->config.nprocs, double(base::now_ns() - begin) / 1e6);
 }
 
@@ -265,12 +259,18 @@ Handle::Handle(const std::string& path, const AttachSettings& settings) {
     throw UsageError(
         "Manager::attach() was called without accelmgr::init(); call accelmgr::init(argc, argv) first in "
         "main()");
-  state_ = std::make_unique<State>(AttachedManager::attach(
-      path, {.name = settings.name, .patience_s = settings.timeout_s, .interrupted = settings.interrupted}));
-  state_->attach(settings.keep_gradients);
+  const auto socket = socket_path(path);
+  auto link = attach(
+      socket, {.name = settings.name, .patience_s = settings.timeout_s, .interrupted = settings.interrupted},
+      [&](protocol::Opening opening) {
+        state_ = std::make_unique<State>(opening, socket);
+        state_->take(std::move(opening));
+      });
+  state_->drive(std::move(link));
+  state_->overwrites = state_->left != LeftGradients::none && !settings.keep_gradients;
   base::set_log_step(session()->counters(session()->word().index).steps + 1);
   base::log().info("this host drives the session of the service (pid {}) at '{}', with lease {}",
-                   state_->link().manager_pid(), path, state_->link().lease());
+                   state_->link->manager_pid(), path, state_->link->lease());
   if (!state_->unfinished.empty()) base::log().warn("{}", state_->unfinished);
   if (state_->overwrites && !is_updated())  // What inner steps leave is of no use.
     base::log().warn(
@@ -292,11 +292,8 @@ LeftGradients Handle::left_gradients() const noexcept { return state_->left; }
 bool Handle::overwrites_next() const noexcept { return state_->overwrites; }
 const std::optional<ResumedFrom>& Handle::resumed() const {
   auto& state = *state_;
-  if (!state.service || state.service->attached().checkpoint.empty()) return state.run.resumed;
-  auto& attached = state.service->attached();
-  auto resumed = resumed_from(
-      {attached.checkpoint, base::duplicate(attached.state.get()), base::duplicate(attached.training.get())});
-  attached.checkpoint.clear();                                               // It is read once.
+  if (!state.saved) return state.run.resumed;
+  auto resumed = resumed_from(*std::exchange(state.saved, std::nullopt));    // It is read once.
   const bool has_extras = !resumed.tensors.empty() || resumed.json != "{}";  // Or no host has saved any yet.
   if (has_extras) state.run.resumed = std::move(resumed);
   return state.run.resumed;
@@ -357,32 +354,31 @@ void Handle::prepare_update(const session::Update& update) {
 void Handle::begin_service_steps(int count, const StepOptions& options, const session::Update& update) {
   constexpr const char* call = "begin_steps";
   auto& state = *state_;
-  if (!state.service) throw UsageError("begin_service_steps() was called for a manager that is no service");
+  if (!state.link->is_of_service())
+    throw UsageError("begin_service_steps() was called for a manager that is no service");
   prepare_update(update);
   const State::Use use(state, call);
   state.check_open(call);
   if (state.overwrites) state.stepper->zero_gradients();
   view().keep_update(update);
-  client::begin_service_steps(state.service->path(), count, options,
+  client::begin_service_steps(state.service, count, options,
                               options.timeout_s.value_or(state.config.step_timeout), /*inner=*/true);
   state.waits_for_service = true;
 }
 
 ServiceSteps Handle::service_steps(std::size_t known) const {
-  return client::service_steps(state_->service->path(), known);
+  return client::service_steps(state_->service, known);
 }
 
 void Handle::cancel_service_steps() const {
-  client::cancel_service_steps(state_->service->path(), state_->config.step_timeout);
+  client::cancel_service_steps(state_->service, state_->config.step_timeout);
 }
 
-int Handle::found_steps() const noexcept {
-  return state_->service ? state_->service->attached().pending_steps : 0;
-}
+int Handle::found_steps() const noexcept { return state_->found_steps; }
 
 void Handle::check_drives(const char* call) const { state_->check_drives(call); }
 
-bool Handle::is_attached() const noexcept { return state_->service.has_value(); }
+bool Handle::is_attached() const noexcept { return state_->link->is_of_service(); }
 
 std::uint64_t Handle::updates(std::size_t parameter) const noexcept {
   return view().updated()[parameter].updates_before + session()->updates(session()->word().index)[parameter];
@@ -587,7 +583,7 @@ void Handle::update_buffers(std::span<const Value> values) {
 
 Statistics Handle::statistics(bool memory) const {
   state_->check_owner("statistics");
-  return statistics_of(*state_->session, state_->link().manager_pid(), memory);
+  return statistics_of(*state_->session, state_->link->manager_pid(), memory);
 }
 
 void Handle::resize(int runners) {
@@ -601,7 +597,7 @@ void Handle::resize(int runners) {
   const double timeout_s = state_->config.start_timeout;
   const std::function<bool()> interrupted = base::interrupted;
   const base::Patience patience(timeout_s, interrupted);
-  auto& link = state_->link();
+  auto& link = *state_->link;
   link.send(protocol::Resize{runners});
   if (const auto answer = link.take_resized(patience.deadline()); !answer.refused.empty())
     throw SessionError(fmt::format("resize({}): {}; nothing has changed", runners, answer.refused));
@@ -614,13 +610,13 @@ void Handle::resize(int runners) {
 void Handle::recover() {
   const State::Use use(*state_, "recover");
   state_->check_open("recover");
-  if (!state_->manager)
+  if (state_->link->is_of_service())
     throw UsageError("recover() was called for a service; attach to it again when it has been started again");
-  const auto& link = state_->link();
+  const auto& link = *state_->link;
   const auto deadline = base::Deadline::in_seconds(timing::killed_manager_ends_s);
   while (!link.wait_until_manager_ended(next_look(deadline)) && !deadline.passed() && !base::interrupted()) {
   }
-  if (!state_->stepper->manager_is_lost())
+  if (!state_->stepper->lost_manager().is_lost())
     throw UsageError(fmt::format(
         "recover() was called while the manager process (pid {}) runs; call it when that process is gone",
         link.manager_pid()));
@@ -630,28 +626,28 @@ void Handle::recover() {
 void Handle::refresh() {
   const State::Use use(*state_, "refresh");
   state_->check_open("refresh");
-  if (!state_->manager)
+  if (state_->link->is_of_service())
     throw UsageError("refresh() was called for a service, whose processes are no forks of this one");
-  if (!session()->word().closed && !state_->stepper->manager_is_lost())
+  if (!session()->word().closed && !state_->stepper->lost_manager().is_lost())
     throw UsageError("refresh() was called during a step");
   state_->checkpoints->finish(base::Deadline::in_seconds(timing::checkpoint_write_s));
-  state_->manager->ask_to_stop();  // Its processes end while the others begin.
+  state_->link->leave();  // Its processes end while the others begin.
   state_->start_over();
 }
 
-bool Handle::fork_server_ended() const noexcept { return state_->link().fork_server_ended(); }
+bool Handle::fork_server_ended() const noexcept { return state_->link->fork_server_ended(); }
 
 void Handle::State::start_over() {
   try {
-    auto other = OwnedManager::start_over(config, origin, session->fds(), [this] { manager->end(); });
+    auto other = start_manager_again(config, origin, session->fds(), [this] { link->end(); });
     checkpoints->manager_lost();
-    *manager = std::move(other);
+    *link = std::move(other);
   } catch (...) {
-    manager->end();
+    link->end();
     throw;
   }
-  stepper->manager_recovered();
-  base::log().info("a new manager (pid {}) has taken the session over", link().manager_pid());
+  stepper->lost_manager().recovered();
+  base::log().info("a new manager (pid {}) has taken the session over", link->manager_pid());
 }
 
 double Handle::save_checkpoint(const Extras& extras) {
@@ -694,7 +690,8 @@ void Handle::stop() {
 
 void Handle::kill() noexcept {
   // A service is not this process's to kill.
-  if (state_ && getpid() == state_->owner && state_->manager) state_->manager->link().kill();
+  if (state_ && getpid() == state_->owner && state_->link && !state_->link->is_of_service())
+    state_->link->kill();
 }
 
 }  // namespace accelmgr::client

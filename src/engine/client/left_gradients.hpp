@@ -4,6 +4,8 @@
 #include <cstdint>
 
 #include "accelmgr/step_result.hpp"
+#include "engine/session/attempt.hpp"
+#include "engine/session/session.hpp"
 
 namespace accelmgr::client {
 
@@ -12,6 +14,12 @@ constexpr LeftGradients left_by(std::uint64_t steps, std::uint64_t zeroed_step,
                                 std::uint64_t applied_step) noexcept {
   if (zeroed_step >= steps) return LeftGradients::none;
   return applied_step >= steps ? LeftGradients::applied : LeftGradients::unapplied;
+}
+
+/// What earlier hosts have left in the master's gradients.
+inline LeftGradients left_in(const session::Session& session) noexcept {
+  return left_by(session.counters(session.word().index).steps, session.control().zeroed_step.load(),
+                 session::applied_step(session));
 }
 
 }  // namespace accelmgr::client

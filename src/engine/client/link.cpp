@@ -2,6 +2,8 @@
 
 #include <poll.h>
 #include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <utility>
@@ -60,7 +62,43 @@ void Link::kill() const noexcept {
   ipc::send_signal(manager_.pidfd.get(), SIGKILL);
 }
 
-void Link::kill_fork_server() const noexcept { ipc::send_signal(fork_server_pidfd_.get(), SIGKILL); }
+void Link::leave() const noexcept {
+  try {
+    send(protocol::Leave{});
+  } catch (const std::exception&) {
+    // The manager has ended already, or reads nothing. It sees the end of this process, or is killed.
+  }
+}
+
+std::string Link::how_it_ended() const noexcept {
+  int status = 0;
+  if (is_of_service()) return "the service has ended";
+  // Who reaps it for this process sends the status at once, unless it has died or is stopped.
+  const bool known = status_ ? ipc::wait_ready(status_.get(), POLLIN,
+                                               base::Deadline::in_seconds(timing::manager_status_s)) &&
+                                   read(status_.get(), &status, sizeof status) == sizeof status
+                             : waitpid(manager_pid(), &status, 0) == manager_pid();
+  return known ? ipc::describe_exit(status) : "how it ended is not known";
+}
+
+std::string Link::end() noexcept {
+  if (std::exchange(ended_, true)) return {};
+  const auto soon = [] { return base::Deadline::in_seconds(timing::manager_stop_s); };
+  const auto deadline = soon();
+  const bool by_itself = wait_until_manager_ended(deadline);
+  if (!wait_until_others_ended(deadline) || !by_itself) {
+    if (is_of_service())
+      kill_runners();
+    else
+      kill();
+    ipc::send_signal(fork_server_pidfd_.get(), SIGKILL);
+  }
+  wait_until_others_ended(soon());
+  const bool ended = wait_until_manager_ended(soon());
+  if (!is_of_service()) ipc::end_group_of_killed(manager_);  // Its fork server does, unless killed with it.
+  manager_.pidfd.reset();                                    // From now on it counts as ended.
+  return ended ? how_it_ended() : "it was killed but has not ended: it is blocked in the kernel";
+}
 
 void Link::send(const protocol::Request& request) const {
   constexpr const char* gone = "the manager process is gone; recover() starts a new one";

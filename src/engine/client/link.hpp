@@ -1,5 +1,5 @@
 // The link of a host to a manager: their messages, and the pidfds of the processes whose ends the host must
-// see. How the manager was started does not matter here.
+// see. engine/client/opening.hpp makes it. What a host may do to its manager follows from the Tenure.
 #pragma once
 
 #include <sys/types.h>
@@ -21,23 +21,28 @@ namespace accelmgr::client {
 /// Used by one thread.
 class Link {
  public:
-  /// The process `manager` has the other end of `socket`. `lease`: that of a host of a service; 0 for the
-  /// host that has started the manager.
-  Link(base::UniqueFd socket, ipc::Child manager, std::uint64_t lease = 0)
+  /// The process `manager` has the other end of `socket`. `status`: a pipe with its wait status, if another
+  /// process reaps it.
+  Link(base::UniqueFd socket, ipc::Child manager, base::UniqueFd status = {})
       : socket_(std::move(socket)),
         manager_(std::move(manager)),
-        lease_(lease),
+        status_(std::move(status)),
         runners_(session::max_ranks) {}
 
-  /// Until the manager has started, OwnedManager reads and writes this socket itself.
+  /// For the messages of the start, until Started.
   int socket() const noexcept { return socket_.get(); }
+  /// Until then it is the link to a manager that this process has started.
+  void take_lease(protocol::Tenure tenure, std::uint64_t lease) noexcept {
+    tenure_ = tenure;
+    lease_ = lease;
+  }
   /// Takes the pidfds of the fork server and of the first runners.
   void take_in(protocol::Started started);
   /// The manager takes this as a request to stop.
   void close() noexcept { socket_.reset(); }
 
+  bool is_of_service() const noexcept { return tenure_ == protocol::Tenure::of_service; }
   std::uint64_t lease() const noexcept { return lease_; }
-  const ipc::Child& manager() const noexcept { return manager_; }
   pid_t manager_pid() const noexcept { return manager_.pid; }
   bool manager_ended() const noexcept;
   /// Blocks until the manager has ended or the deadline has passed. Returns whether it has ended.
@@ -50,13 +55,16 @@ class Link {
   /// Whether the pidfd of that generation of a rank is here. Only then the host can see its end.
   bool holds(int rank, std::uint32_t generation) const noexcept;
 
+  /// Tells the manager that this host uses the session no more. That of a service goes on.
+  void leave() const noexcept;
+  /// Blocks until manager, fork server and runners have ended. Kills those that do not end by themselves
+  /// within timing::manager_stop_s, and waits for them that long again; a service itself is never killed, so
+  /// call it when that is gone. Returns how the manager ended, as text; empty at a second call.
+  std::string end() noexcept;
+
   /// Sends SIGKILL to the manager and the runners. Does not wait. The fork server ends by itself then, and
   /// kills runners whose pidfds are not here yet. Async-signal-safe.
   void kill() const noexcept;
-  void kill_runners() const noexcept;
-  void kill_fork_server() const noexcept;
-  /// From now on the manager counts as ended.
-  void forget_manager() noexcept { manager_.pidfd.reset(); }
 
   /// Throws SessionError when the manager is gone or reads nothing, SystemError (EPIPE) if it ends just now.
   void send(const protocol::Request& request) const;
@@ -81,9 +89,14 @@ class Link {
   };
   void take_in(protocol::Notice notice);
   void take_in(protocol::Joined joined);
+  void kill_runners() const noexcept;
+  std::string how_it_ended() const noexcept;
 
   base::UniqueFd socket_;
   ipc::Child manager_;
+  base::UniqueFd status_;
+  bool ended_ = false;  ///< end() was called.
+  protocol::Tenure tenure_ = protocol::Tenure::of_host;
   std::uint64_t lease_ = 0;
   base::UniqueFd fork_server_pidfd_;
   std::vector<Runner> runners_;  ///< By rank. Never resized: kill() may run in a signal handler.

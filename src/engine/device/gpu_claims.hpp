@@ -19,6 +19,7 @@ std::map<std::string, std::string> claimed_gpus();
 /// A forked child that does not close sockets() keeps the claims.
 class GpuClaims {
  public:
+  GpuClaims() = default;
   /// Claims the GPUs of an assigned configuration, unless runners may share them (`runners.oversubscribe`).
   /// Throws SystemError.
   explicit GpuClaims(const Config& assigned);

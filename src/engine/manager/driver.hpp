@@ -27,7 +27,7 @@ class Driver {
     /// If it throws, the driver is told that the checkpoint was not written.
     std::function<void(protocol::Save)> save;
   };
-  /// lease: its requests must state it; 0: they state none.
+  /// lease: its requests must state it.
   Driver(boost::asio::io_context& loop, base::UniqueFd socket, base::UniqueFd pidfd, std::uint64_t lease,
          const session::SupervisorView& view, Events events);
 

@@ -63,7 +63,7 @@ ipc::ForkServerClient execute_fork_server(const Config& config, int host_pidfd) 
   auto process = ipc::execute_self({fork_server_argument}, inherited);
   theirs.reset();
   try {
-    protocol::send_configuration(ours.get(), config::to_yaml(config));
+    protocol::send_begin(ours.get(), {.configuration = config::to_yaml(config)});
   } catch (const SystemError& error) {
     if (!ipc::peer_is_gone(error)) throw;  // It has ended already. Its pidfd reports that.
   }
@@ -84,8 +84,9 @@ void run_fork_server(base::UniqueFd socket) {
     if (getppid() != manager.pid) throw SessionError("the manager ended before the fork server began");
     const base::UniqueFd host_pidfd(role_host);
     base::start_logging("fork server");
-    const auto config = config::from_yaml(
-        protocol::receive_configuration(socket.get(), base::Deadline::in_seconds(timing::first_words_s)));
+    const auto begin =
+        protocol::receive_begin(socket.get(), base::Deadline::in_seconds(timing::first_words_s));
+    const auto config = config::from_yaml(begin.configuration);
     interpreter().runners_expected(config);
     const auto child_main = runner_main(config);
     code = ipc::run_fork_server(std::move(socket), child_main,

@@ -14,7 +14,7 @@
 #include "base/log.hpp"
 #include "engine/manager/fork_servers.hpp"
 #include "engine/manager/interpreter.hpp"
-#include "engine/manager/process.hpp"
+#include "engine/manager/manager.hpp"
 #include "engine/manager/role.hpp"
 
 namespace accelmgr {

@@ -31,7 +31,8 @@ Lease::Lease(boost::asio::io_context& loop, const session::SupervisorView& view,
       checkpoints_(checkpoints),
       tenure_(tenure),
       events_(std::move(events)),
-      timer_(loop) {}
+      timer_(loop),
+      given_(view.session().control().lease.load()) {}
 
 Lease::Standing Lease::standing() const {
   const std::lock_guard lock(mutex_);
@@ -67,19 +68,8 @@ std::optional<Driver>& Lease::connect(std::optional<Driver>& driver, base::Uniqu
   return driver;
 }
 
-void Lease::begin_with_host(base::UniqueFd socket, base::UniqueFd pidfd) {
-  connect(host_driver_, std::move(socket), std::move(pidfd), 0);
-  state_ = State::driven;
-  report();
-}
-
-base::UniqueFd Lease::admit(Host host, protocol::Attached attached) {
-  auto [ours, theirs] = ipc::socket_pair();
-  attached.lease = given_ + 1;
-  attached.unfinished = unfinished_;
-  protocol::send_attached(ours.get(), attached, view_.session().fds());
-  protocol::send_started(ours.get(), supervisor_.started());
-  connect(host_driver_, std::move(ours), base::duplicate(host.pidfd.get()), given_ + 1);
+void Lease::give(Host host, base::UniqueFd socket) {
+  connect(host_driver_, std::move(socket), base::duplicate(host.pidfd.get()), given_ + 1);
   number_ = ++given_;
   host_ = std::move(host);
   detached_ = false;
@@ -91,6 +81,16 @@ base::UniqueFd Lease::admit(Host host, protocol::Attached attached) {
   tell_who_drives();
   show();
   base::log().info("{} drives the session, with lease {}", text_of(host_), number_);
+}
+
+base::UniqueFd Lease::admit(Host host, protocol::Opening opening) {
+  auto [ours, theirs] = ipc::socket_pair();
+  opening.tenure = tenure_;
+  opening.lease = given_ + 1;
+  opening.unfinished = unfinished_;
+  protocol::send_opening(ours.get(), opening, view_.session().fds());
+  protocol::send_started(ours.get(), supervisor_.started());
+  give(std::move(host), std::move(ours));
   return std::move(theirs);
 }
 

@@ -1,5 +1,6 @@
-// Who drives the session of a service: one host at a time, whose lease has a number that is never used again,
-// or a thread of the service itself (drive_here()), for which a host waits.
+// Who drives a session: one host at a time, whose lease has a number that is never used again, or a thread of
+// the manager itself (drive_here(), of a service), for which a host waits. A manager that its host has
+// started gives one lease, and ends with it.
 //
 // clang-format off
 //   | the session is | meaning                                 | next                                         |
@@ -34,11 +35,7 @@
 
 namespace accelmgr::manager {
 
-/// Whose the manager is.
-enum class Tenure {
-  of_host,     ///< Its one host has started it, and it ends when that host leaves: no other is admitted.
-  of_service,  ///< Hosts come and go.
-};
+using protocol::Tenure;
 
 /// Used by the thread of its loop, except for standing() and saved().
 class Lease {
@@ -93,14 +90,14 @@ class Lease {
   /// The step of the last checkpoint that was written to `checkpoint.directory`.
   std::optional<std::uint64_t> saved_step() const noexcept { return saved_step_; }
 
-  /// Tenure::of_host: the host at the other end of `socket` drives, under number 0.
-  void begin_with_host(base::UniqueFd socket, base::UniqueFd pidfd);
-
-  /// Gives the lease to `host`. The session must be free, and the supervisor have started. Returns the host's
-  /// end of the socket, on which it finds `attached`, with lease, session and what is unfinished, and
-  /// Started. Throws SystemError, SessionError: then the session is free. While this process drives, the
-  /// host must wait.
-  base::UniqueFd admit(Host host, protocol::Attached attached);
+  /// Gives the lease to `host`, which has had its opening and is at the other end of `socket`. Requires: the
+  /// session is free.
+  void give(Host host, base::UniqueFd socket);
+  /// Gives the lease to `host`, with `opening`, to which it adds lease, session and what is unfinished.
+  /// Returns the host's end of the socket, where it finds that and Started. Throws SystemError, SessionError:
+  /// then the session is free. While this process drives, the host must wait. Requires: the session is free,
+  /// and the supervisor has started.
+  base::UniqueFd admit(Host host, protocol::Opening opening);
 
   /// Lets a thread of this process drive. No host may do so until `over` is called: when the thread has
   /// closed its socket, and no attempt is open. A host that ends meanwhile is replaced as always.
@@ -151,7 +148,7 @@ class Lease {
   Events events_;
   boost::asio::steady_timer timer_;
   State state_ = State::free;
-  std::uint64_t given_ = 0;   ///< The last number.
+  std::uint64_t given_;       ///< The last number; that of an earlier manager of the session counts.
   std::uint64_t number_ = 0;  ///< That of the last host.
   Host host_;
   bool detached_ = false;

@@ -4,9 +4,12 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <concepts>
 #include <cstddef>
 #include <cstring>
+#include <initializer_list>
 #include <iterator>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "accelmgr/errors.hpp"
@@ -15,6 +18,7 @@
 #include "base/ipc/memory.hpp"
 #include "base/ipc/socket.hpp"
 #include "base/refusals.hpp"
+#include "base/timing.hpp"
 #include "base/utf8.hpp"
 #include "engine/session/layout.hpp"
 #include "engine/session/step_word.hpp"
@@ -24,11 +28,16 @@ namespace {
 
 using nlohmann::json;
 
-constexpr const char* begin_text = "Begin";
-constexpr const char* free_text = "Free";
-constexpr const char* noted_text = "Noted";
 constexpr const char* failures[] = {"Error",     "ConfigError",  "RunnerError", "ModelError",
                                     "DataError", "SessionError", "UsageError",  "CheckpointError"};
+constexpr const char* tenures[] = {"of_host", "of_service"};
+
+struct Free {
+  static constexpr const char* name = "Free";
+};
+struct Noted {
+  static constexpr const char* name = "Noted";
+};
 
 Failed describe(const std::exception& error) {
   Failed failed{.type = "Error", .what = error.what(), .key = {}, .rank = -1, .phase = {}};
@@ -52,40 +61,6 @@ Failed describe(const std::exception& error) {
   }
   return failed;
 }
-
-ipc::Message receive(int socket, base::Deadline deadline, const char* who) {
-  auto message = ipc::receive(socket, deadline);
-  if (!message) throw SessionError(fmt::format("the {} closed its socket before it answered", who));
-  return std::move(*message);
-}
-
-void check_fds(const ipc::Message& message, const char* what, std::size_t least, std::size_t most) {
-  const auto count = message.fds.size();
-  if (count < least || count > most)
-    throw SessionError(
-        fmt::format("{} came with {} descriptors; it must come with {}", what, count,
-                    least == most ? std::to_string(least) : fmt::format("{} to {}", least, most)));
-}
-
-/// A session has a descriptor for its memory and one for the slab of each rank.
-constexpr std::size_t max_session_fds = 1 + session::max_ranks;
-
-json describe(const Joined& runner) {
-  return {{"rank", runner.rank}, {"generation", runner.generation}, {"pid", runner.pid}};
-}
-
-Joined joined(const base::Fields& runner, base::UniqueFd pidfd) {
-  return {.rank = runner.number<int>("rank", 0, session::max_ranks - 1),
-          .generation = runner.number<std::uint32_t>("generation"),
-          .pid = runner.number<pid_t>("pid", 2),
-          .pidfd = std::move(pidfd)};
-}
-
-/// A message in the form in which it is sent.
-struct Packet {
-  json text;
-  std::vector<int> fds{};
-};
 
 /// `text` without its middle, if it has more than `most` bytes.
 std::string shortened(const std::string& text, std::size_t most) {
@@ -121,91 +96,240 @@ std::string text_of_packet(json value) {
   return text;
 }
 
-Packet pack(const Leave&) { return {{{"type", "Leave"}}}; }
-Packet pack(const Resize& resize) { return {{{"type", "Resize"}, {"ranks", resize.ranks}}}; }
-Packet pack(const Save& save) {
-  Packet packet{{{"type", "Save"}, {"step", save.step}},
-                {save.model.get(), save.training.get(), save.description.get()}};
-  if (save.lock) packet.fds.push_back(save.lock.get());
-  return packet;
-}
-Packet pack(const Joined& runner) {
-  auto text = describe(runner);
-  text["type"] = "Joined";
-  return {text, {runner.pidfd.get()}};
-}
-Packet pack(const Relaunched& fork_server) { return {{{"type", "Relaunched"}}, {fork_server.pidfd.get()}}; }
-Packet pack(const Resized& resized) { return {{{"type", "Resized"}, {"refused", resized.refused}}}; }
-Packet pack(const Saved& saved) {
-  return {{{"type", "Saved"},
-           {"step", saved.step},
-           {"path", saved.path},
-           {"bytes", saved.bytes},
-           {"write_ms", saved.write_ms},
-           {"error", saved.error},
-           {"warnings", saved.warnings}}};
+/// "Leave, Resize or Save"
+std::string one_of(const auto& names) {
+  const auto last = std::prev(std::end(names));
+  const auto others = fmt::format("{}", fmt::join(std::begin(names), last, ", "));
+  return others.empty() ? *last : fmt::format("{} or {}", others, *last);
 }
 
-Received request_of(ipc::Message& message, std::uint64_t lease) {
-  constexpr const char* what = "a request of the host";
-  const auto text = base::parse_json(message.bytes, what);
-  const base::Fields fields(text, what);
-  const auto type = fields.text("type");
-  if (const auto stated = fields.has("lease") ? fields.number<std::uint64_t>("lease") : 0; stated != lease)
-    throw SessionError(fmt::format("a request of the host with lease {}, which is not that of this host ({})",
-                                   stated, lease));
-  if (type == "Leave") return Leave{};
-  if (type == "Resize") return Resize{fields.number<int>("ranks", 1, session::max_ranks)};
-  if (type != "Save") fields.refuse("type", "Leave, Resize or Save");
-  Save save;
-  save.step = fields.number<std::uint64_t>("step");
-  save.missing = message.missing;
-  if (!save.missing.empty()) return save;
-  check_fds(message, "a Save of the host", 3, 4);
-  auto& fds = message.fds;
-  save.model = std::move(fds[0]);
-  save.training = std::move(fds[1]);
-  save.description = std::move(fds[2]);
-  if (fds.size() == 4) save.lock = std::move(fds[3]);
-  return save;
+template <typename T, typename Message>
+concept Is = std::same_as<std::remove_const_t<T>, Message>;
+
+// The fields of each message, once: a Writer sends them, a Reader checks and takes them.
+
+void each_field(auto&, Is<Free> auto&) {}
+void each_field(auto&, Is<Noted> auto&) {}
+void each_field(auto&, Is<Leave> auto&) {}
+void each_field(auto& io, Is<Resize> auto& m) { io("ranks", m.ranks, 1, session::max_ranks); }
+void each_field(auto& io, Is<Save> auto& m) {
+  io("step", m.step);
+  for (auto* fd : {&m.model, &m.training, &m.description}) io.fd(*fd);
+  io.optional_fd(m.lock);
+}
+void each_field(auto& io, Is<Joined> auto& m) {
+  io("rank", m.rank, 0, session::max_ranks - 1);
+  io("generation", m.generation);
+  io("pid", m.pid, 2);
+  io.fd(m.pidfd);
+}
+void each_field(auto& io, Is<Relaunched> auto& m) { io.fd(m.pidfd); }
+void each_field(auto& io, Is<Resized> auto& m) { io("refused", m.refused); }
+void each_field(auto& io, Is<Saved> auto& m) {
+  io("step", m.step);
+  io("path", m.path);
+  io("bytes", m.bytes);
+  io("write_ms", m.write_ms);
+  io("error", m.error);
+  io("warnings", m.warnings);
+}
+void each_field(auto& io, Is<Begin> auto& m) {
+  io.file("configuration_bytes", m.configuration);
+  io.session(m.session, 0);
+}
+void each_field(auto& io, Is<Opening> auto& m) {
+  io.choice("tenure", m.tenure, tenures);
+  io("lease", m.lease, std::uint64_t{1});
+  io("needs_values", m.needs_values);
+  io("run_id", m.run_id);
+  io("unfinished", m.unfinished);
+  io("pending_steps", m.pending_steps, 0);
+  io("checkpoint", m.checkpoint);
+  if (!m.checkpoint.empty())
+    for (auto* fd : {&m.state, &m.training}) io.fd(*fd);
+  io.file("configuration_bytes", m.configuration);
+  io.session(m.session, m.tenure == Tenure::of_service ? 1 : 0);
+}
+void each_field(auto& io, Is<Started> auto& m) {
+  io.fd(m.fork_server_pidfd);
+  io.objects("runners", m.runners, session::max_ranks);
+}
+void each_field(auto& io, Is<Failed> auto& m) {
+  io.choice("error", m.type, failures);
+  io("what", m.what);
+  io("key", m.key);
+  io("rank", m.rank, -1, session::max_ranks - 1);
+  io("phase", m.phase);
 }
 
-Notice notice_of(ipc::Message& message) {
-  constexpr const char* what = "a notice of the manager";
-  const auto text = base::parse_json(message.bytes, what);
-  const base::Fields fields(text, what);
-  const auto type = fields.text("type");
-  if (type == "Resized") return Resized{fields.text("refused")};
-  if (type == "Saved")
-    return Saved{.step = fields.number<std::uint64_t>("step"),
-                 .path = fields.text("path"),
-                 .bytes = fields.number<std::uint64_t>("bytes"),
-                 .write_ms = fields.real("write_ms"),
-                 .error = fields.text("error"),
-                 .warnings = fields.texts("warnings")};
-  if (type != "Joined" && type != "Relaunched") fields.refuse("type", "Joined, Relaunched, Resized or Saved");
-  check_fds(message, what, 1, 1);
-  if (type == "Joined") return joined(fields, std::move(message.fds[0]));
-  return Relaunched{std::move(message.fds[0])};
+/// A message in the form in which it is sent.
+class Writer {
+ public:
+  template <typename Message>
+  static Writer of(const Message& message) {
+    Writer writer;
+    writer.text["type"] = Message::name;
+    each_field(writer, message);
+    return writer;
+  }
+
+  void operator()(const char* name, const auto& value, auto...) { text[name] = value; }
+  void choice(const char* name, Tenure tenure, const auto& names) {
+    text[name] = names[static_cast<std::size_t>(tenure)];
+  }
+  void choice(const char* name, const std::string& value, const auto&) { text[name] = value; }
+  void fd(const base::UniqueFd& fd) { fds.push_back(fd.get()); }
+  void optional_fd(const base::UniqueFd& fd) {
+    if (fd) this->fd(fd);
+  }
+  void session(const std::vector<base::UniqueFd>& session, std::size_t) {
+    for (const auto& one : session) fd(one);
+  }
+  /// A text that may be longer than a socket holds, while nobody reads there.
+  void file(const char* name, const std::string& contents) {
+    const auto room = std::max<std::size_t>(contents.size(), 1);
+    const auto& file = files_.emplace_back(ipc::create_memfd("accelmgr-configuration", room));
+    const ipc::Mapping map(file.get(), 0, room, ipc::Access::read_write);
+    std::memcpy(map.data(), contents.data(), contents.size());
+    text[name] = contents.size();
+    fd(file);
+  }
+  void objects(const char* name, const auto& objects, std::size_t) {
+    auto list = json::array();
+    for (const auto& object : objects) {
+      Writer part;
+      each_field(part, object);
+      list.push_back(std::move(part.text));
+      fds.insert(fds.end(), part.fds.begin(), part.fds.end());
+    }
+    text[name] = std::move(list);
+  }
+
+  json text = json::object();
+  std::vector<int> fds{};
+
+ private:
+  std::vector<base::UniqueFd> files_;
+};
+
+/// Takes a message in, and throws SessionError for what is not as it must be.
+class Reader {
+ public:
+  Reader(const ipc::Message& message, const char* what)
+      : what_(what), text_(base::parse_json(message.bytes, what)), fields_(text_, what) {}
+
+  const base::Fields& fields() const noexcept { return fields_; }
+  /// The message, which is one of these.
+  template <typename... Messages>
+  std::variant<Messages...> take(ipc::Message& message) {
+    const auto type = fields_.text("type");
+    std::optional<std::variant<Messages...>> taken;
+    const auto take_as = [&]<typename Message>(Message one) {
+      if (type != Message::name) return;
+      each_field(*this, one);
+      pass(message);
+      taken = std::move(one);
+    };
+    // The descriptors go to where the fields lie: so to a message that does not move before they have come.
+    (take_as(Messages{}), ...);
+    if (!taken) fields_.refuse("type", one_of(std::initializer_list<const char*>{Messages::name...}));
+    return std::move(*taken);
+  }
+
+  void operator()(const char* name, std::string& value) { value = fields_.text(name); }
+  void operator()(const char* name, std::vector<std::string>& value) { value = fields_.texts(name); }
+  void operator()(const char* name, double& value) { value = fields_.real(name); }
+  void operator()(const char* name, bool& value) { value = fields_.flag(name); }
+  template <std::integral T>
+  void operator()(const char* name, T& value, T least = std::numeric_limits<T>::min(),
+                  T most = std::numeric_limits<T>::max()) {
+    value = fields_.number<T>(name, least, most);
+  }
+  void choice(const char* name, Tenure& tenure, const auto& names) {
+    std::string value;
+    choice(name, value, names);
+    tenure = static_cast<Tenure>(std::ranges::find(names, value) - std::begin(names));
+  }
+  void choice(const char* name, std::string& value, const auto& names) {
+    value = fields_.text(name);
+    if (std::ranges::find(names, value) == std::end(names)) fields_.refuse(name, one_of(names));
+  }
+  void fd(base::UniqueFd& fd) { fds_.push_back(&fd); }
+  void optional_fd(base::UniqueFd& fd) { optional_fd_ = &fd; }
+  void session(std::vector<base::UniqueFd>& session, std::size_t least) {
+    session_ = &session;
+    least_session_fds_ = least;
+  }
+  void file(const char* name, std::string& contents) {
+    file_bytes_ = fields_.number<std::size_t>(name);
+    contents_ = &contents;
+    fd(file_);
+  }
+  template <typename Object>
+  void objects(const char* name, std::vector<Object>& objects, std::size_t most) {
+    const auto parts = fields_.objects(name, most);
+    objects.resize(parts.size());
+    const auto whole = fields_;
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      fields_ = parts[i];
+      each_field(*this, objects[i]);
+    }
+    fields_ = whole;
+  }
+
+ private:
+  /// Puts the descriptors of the message where the fields say.
+  void pass(ipc::Message& message) {
+    if (!message.missing.empty()) return;
+    const auto count = message.fds.size();
+    const auto least = fds_.size() + (session_ != nullptr ? least_session_fds_ : 0);
+    const auto most = fds_.size() + (session_ != nullptr ? max_session_fds : optional_fd_ != nullptr ? 1 : 0);
+    if (count < least || count > most)
+      throw SessionError(
+          fmt::format("{} came with {} descriptors; it must come with {}", what_, count,
+                      least == most ? std::to_string(least) : fmt::format("{} to {}", least, most)));
+    auto next = message.fds.begin();
+    for (auto* fd : fds_) *fd = std::move(*next++);
+    if (optional_fd_ != nullptr && next != message.fds.end()) *optional_fd_ = std::move(*next++);
+    if (session_ != nullptr)
+      session_->assign(std::move_iterator(next), std::move_iterator(message.fds.end()));
+    if (contents_ == nullptr) return;
+    const std::string file = "the configuration in " + what_;
+    if (const auto bytes = ipc::sealed_bytes(file_.get(), file); file_bytes_ > bytes)
+      throw SessionError(fmt::format("{} has {} bytes; {} were announced", file, bytes, file_bytes_));
+    const ipc::Mapping map(file_.get(), 0, std::max<std::size_t>(file_bytes_, 1), ipc::Access::read);
+    contents_->assign(reinterpret_cast<const char*>(map.data()), file_bytes_);
+  }
+
+  /// A session has a descriptor for its memory and one for the slab of each rank.
+  static constexpr std::size_t max_session_fds = 1 + session::max_ranks;
+
+  std::string what_;
+  json text_;
+  base::Fields fields_;
+  std::vector<base::UniqueFd*> fds_;
+  base::UniqueFd* optional_fd_ = nullptr;
+  std::vector<base::UniqueFd>* session_ = nullptr;
+  std::size_t least_session_fds_ = 0;
+  base::UniqueFd file_;
+  std::size_t file_bytes_ = 0;
+  std::string* contents_ = nullptr;
+};
+
+/// Blocks for the next message, which is one of these.
+template <typename... Messages>
+std::variant<Messages...> receive(int socket, base::Deadline deadline, const char* who, const char* what) {
+  auto message = ipc::receive(socket, deadline);
+  if (!message) throw SessionError(fmt::format("the {} closed its socket before it answered", who));
+  return Reader(*message, what).take<Messages...>(*message);
 }
 
-Assigned assigned_of(const base::Fields& fields) {
-  Assigned assigned{.nprocs = fields.number<int>("nprocs", 1, session::max_ranks),
-                    .device = fields.text("device"),
-                    .devices = fields.texts("devices")};
-  const auto& device = assigned.device;
-  if (device != "cpu" && device != "cuda" && device != "xla" && device != "accelerator")
-    fields.refuse("device", "cpu, cuda, xla or accelerator");
-  return assigned;
-}
-
-Started started_of(const base::Fields& fields, ipc::Message& message) {
-  const auto runners = fields.objects("runners", session::max_ranks);
-  check_fds(message, "the manager's Started", 1 + runners.size(), 1 + runners.size());
-  Started started{.fork_server_pidfd = std::move(message.fds[0]), .runners = {}};
-  for (std::size_t i = 0; i < runners.size(); ++i)
-    started.runners.push_back(joined(runners[i], std::move(message.fds[1 + i])));
-  return started;
+template <typename Message>
+void send(int socket, const Message& message, const std::vector<int>& session = {},
+          base::Deadline deadline = base::Deadline::in_seconds(timing::send_s)) {
+  auto writer = Writer::of(message);
+  writer.fds.insert(writer.fds.end(), session.begin(), session.end());
+  ipc::send(socket, text_of_packet(std::move(writer.text)), writer.fds, deadline);
 }
 
 }  // namespace
@@ -214,83 +338,36 @@ std::uint64_t build_fingerprint() noexcept {
   return base::fnv1a({session::build_fingerprint(), messages_version, base::fnv1a(ACCELMGR_VERSION)});
 }
 
-void send_configuration(int socket, const std::string& yaml) { ipc::send_text(socket, yaml); }
-
-std::string receive_configuration(int socket, base::Deadline deadline) {
-  auto text = ipc::receive_text(socket, deadline);
-  if (!text) throw SessionError("the peer ended before it sent a configuration");
-  return *text;
+void send_begin(int socket, const Begin& begin, const std::vector<int>& session) {
+  send(socket, begin, session);
 }
 
-void send_begin(int socket, const std::vector<int>& session) { ipc::send(socket, begin_text, session); }
-
-std::vector<base::UniqueFd> receive_begin(int socket, base::Deadline deadline) {
-  auto message = receive(socket, deadline, "host");
-  if (message.bytes != begin_text) throw SessionError("expected Begin from the host, got another message");
-  check_fds(message, "Begin", 0, max_session_fds);
-  return std::move(message.fds);
+Begin receive_begin(int socket, base::Deadline deadline) {
+  return std::get<0>(receive<Begin>(socket, deadline, "host", "the host's beginning"));
 }
 
-void send_free(int socket) { ipc::send(socket, free_text); }
+void send_free(int socket) { send(socket, Free{}); }
 
 void receive_free(int socket, base::Deadline deadline) {
-  if (receive(socket, deadline, "host").bytes != free_text)
-    throw SessionError("expected the host to say that the session is free, got another message");
+  receive<Free>(socket, deadline, "host", "the host's word that the session is free");
 }
 
-void send_prepared(int socket, const std::vector<int>& session, bool needs_values, base::Deadline deadline) {
-  ipc::send(socket, base::json_text({{"type", "Prepared"}, {"needs_values", needs_values}}), session);
-  if (receive(socket, deadline, "host").bytes != noted_text)
-    throw SessionError("expected the host to confirm that it has the session, got another message");
+void send_opening(int socket, const Opening& opening, const std::vector<int>& session) {
+  send(socket, opening, session, base::Deadline::at_ns(0));
 }
 
-void send_assigned(int socket, const Assigned& assigned) {
-  ipc::send(socket, base::json_text({{"type", "Assigned"},
-                                     {"nprocs", assigned.nprocs},
-                                     {"device", assigned.device},
-                                     {"devices", assigned.devices}}));
+void send_noted(int socket) { send(socket, Noted{}); }
+
+void receive_noted(int socket, base::Deadline deadline) {
+  receive<Noted>(socket, deadline, "host", "the host's word that it has the session");
 }
 
-void take_note_of_prepared(int socket) { ipc::send(socket, noted_text); }
+void send_started(int socket, const Started& started) { send(socket, started); }
 
-void send_started(int socket, const Started& started) {
-  std::vector<int> fds{started.fork_server_pidfd.get()};
-  json runners = json::array();
-  for (const auto& runner : started.runners) {
-    runners.push_back(describe(runner));
-    fds.push_back(runner.pidfd.get());
-  }
-  ipc::send(socket, base::json_text({{"type", "Started"}, {"runners", runners}}), fds);
-}
+void send_failed(int socket, const std::exception& error) { send(socket, describe(error)); }
 
-void send_failed(int socket, const std::exception& error) {
-  const auto failed = describe(error);
-  ipc::send(socket, text_of_packet({{"type", failed.type},
-                                    {"what", failed.what},
-                                    {"key", failed.key},
-                                    {"rank", failed.rank},
-                                    {"phase", failed.phase}}));
-}
-
-std::variant<Assigned, Prepared, Started, Failed> receive_answer(int socket, base::Deadline deadline) {
-  auto message = receive(socket, deadline, "manager");
-  constexpr const char* what = "the manager's answer";
-  const auto text = base::parse_json(message.bytes, what);
-  const base::Fields fields(text, what);
-  const auto type = fields.text("type");
-  if (type == "Prepared") {
-    check_fds(message, "Prepared", 1, max_session_fds);
-    return Prepared{std::move(message.fds), fields.flag("needs_values")};
-  }
-  if (type == "Assigned") return assigned_of(fields);
-  if (type == "Started") return started_of(fields, message);
-  if (std::find(std::begin(failures), std::end(failures), type) == std::end(failures))
-    fields.refuse("type", fmt::format("Assigned, Prepared, Started, {}", fmt::join(failures, ", ")));
-  return Failed{.type = type,
-                .what = fields.text("what"),
-                .key = fields.text("key"),
-                .rank = fields.number<int>("rank", -1, session::max_ranks - 1),
-                .phase = fields.text("phase")};
+std::variant<Opening, Started, Failed> receive_answer(int socket, base::Deadline deadline) {
+  return receive<Opening, Started, Failed>(socket, deadline, "manager", "the manager's answer");
 }
 
 void raise(const Failed& failed) {
@@ -304,63 +381,9 @@ void raise(const Failed& failed) {
   throw Error(failed.what);
 }
 
-// The configuration may be longer than a socket holds, and the host has not begun to read: it goes as a
-// memfd.
-void send_attached(int socket, const Attached& attached, const std::vector<int>& session) {
-  const auto& text = attached.configuration;
-  const auto configuration =
-      ipc::create_memfd("accelmgr-configuration", std::max<std::size_t>(text.size(), 1));
-  const ipc::Mapping map(configuration.get(), 0, std::max<std::size_t>(text.size(), 1),
-                         ipc::Access::read_write);
-  std::memcpy(map.data(), text.data(), text.size());
-  auto fds = session;
-  if (!attached.checkpoint.empty()) fds.insert(fds.end(), {attached.state.get(), attached.training.get()});
-  fds.push_back(configuration.get());
-  ipc::send(socket,
-            base::json_text({{"type", "Attached"},
-                             {"lease", attached.lease},
-                             {"run_id", attached.run_id},
-                             {"unfinished", attached.unfinished},
-                             {"pending_steps", attached.pending_steps},
-                             {"checkpoint", attached.checkpoint},
-                             {"configuration_bytes", text.size()}}),
-            fds, base::Deadline::at_ns(0));
-}
-
-Attached receive_attached(int socket, base::Deadline deadline) {
-  auto message = receive(socket, deadline, "service");
-  constexpr const char* what = "the service's answer";
-  const auto text = base::parse_json(message.bytes, what);
-  const base::Fields fields(text, what);
-  if (fields.text("type") != "Attached") fields.refuse("type", "Attached");
-  const auto checkpoint = fields.text("checkpoint");
-  const std::size_t files = checkpoint.empty() ? 0 : 2;
-  check_fds(message, what, 2 + files, max_session_fds + 1 + files);
-  const auto take = [&] {
-    auto last = std::move(message.fds.back());
-    message.fds.pop_back();
-    return last;
-  };
-  const auto configuration = take();
-  base::UniqueFd training, state;
-  if (files != 0) training = take(), state = take();
-  const auto bytes = fields.number<std::size_t>(
-      "configuration_bytes", 0, ipc::sealed_bytes(configuration.get(), "the configuration of the service"));
-  const ipc::Mapping map(configuration.get(), 0, std::max<std::size_t>(bytes, 1), ipc::Access::read);
-  return {.configuration = std::string(reinterpret_cast<const char*>(map.data()), bytes),
-          .lease = fields.number<std::uint64_t>("lease", 1),
-          .run_id = fields.text("run_id"),
-          .unfinished = fields.text("unfinished"),
-          .pending_steps = fields.number<int>("pending_steps", 0),
-          .session = std::move(message.fds),
-          .checkpoint = checkpoint,
-          .state = std::move(state),
-          .training = std::move(training)};
-}
-
 void send_request(int socket, const Request& request, std::uint64_t lease) {
-  auto packet = std::visit([](const auto& r) { return pack(r); }, request);
-  if (lease != 0) packet.text["lease"] = lease;
+  auto packet = std::visit([](const auto& one) { return Writer::of(one); }, request);
+  packet.text["lease"] = lease;
   ipc::send(socket, base::json_text(packet.text), packet.fds);
 }
 
@@ -369,16 +392,21 @@ std::optional<Received> next_request(int socket, std::uint64_t lease) {
   try {
     auto message = ipc::receive_what_fits(socket, base::Deadline::at_ns(0));
     if (!message) return Closed{};
-    return request_of(*message, lease);
+    Reader reader(*message, "a request of the host");
+    if (const auto stated = reader.fields().number<std::uint64_t>("lease"); stated != lease)
+      throw SessionError(fmt::format(
+          "a request of the host with lease {}, which is not that of this host ({})", stated, lease));
+    auto request = reader.take<Leave, Resize, Save>(*message);
+    if (auto* save = std::get_if<Save>(&request)) save->missing = message->missing;
+    return std::visit([](auto& one) -> Received { return std::move(one); }, request);
   } catch (const SessionError& error) {
     return Refused{error.what()};
   }
 }
 
 bool send_notice(int socket, const Notice& notice) {
-  const auto packet = std::visit([](const auto& n) { return pack(n); }, notice);
   try {
-    ipc::send(socket, text_of_packet(packet.text), packet.fds, base::Deadline::at_ns(0));
+    std::visit([&](const auto& one) { send(socket, one, {}, base::Deadline::at_ns(0)); }, notice);
     return true;
   } catch (const SessionError&) {
     return false;
@@ -392,7 +420,7 @@ std::optional<Notice> next_notice(int socket) {
     try {
       auto message = ipc::receive(socket, base::Deadline::at_ns(0));
       if (!message) return std::nullopt;
-      return notice_of(*message);
+      return Reader(*message, "a notice of the manager").take<Joined, Relaunched, Resized, Saved>(*message);
     } catch (const SessionError& error) {
       refusals.note(error.what());
     }

@@ -1,19 +1,13 @@
 // The messages between host and manager on their socket. A step needs none of them: it goes through the
 // session.
 //
-//   host -> manager    configuration (YAML)
-//   host -> manager    Begin, with the session of an earlier manager if there is one
-//   host -> manager    then says when that manager has ended
-//   manager -> host    Assigned, if the session is new and the manager has chosen its devices
-//   manager -> host    Prepared, if the session is new
-//   host -> manager    acknowledges Prepared
-//   manager -> host    Started; or Failed, in its place or in the place of an earlier answer
+//   host -> manager    Begin, with the session of an earlier manager if there is one; then Free, when that
+//                      manager has ended. A host that attaches to a service sends neither
+//   manager -> host    Opening, with the session
+//   host -> manager    Noted, if it has started the manager
+//   manager -> host    Started; or Failed, in its place or in that of Opening
 //   host -> manager    Requests, at any time; the last is Leave, or the end of the socket
 //   manager -> host    Notices, at any time; the host reads them when it next calls its manager
-//
-// A host that attaches to a service does not start the manager. It gets another beginning:
-//
-//   manager -> host    Attached, with the session; then Started
 //
 // Every message is checked here: ranks, pids, sizes, the number of descriptors. During the start an invalid
 // message throws SessionError. Afterwards it is refused and the run goes on, because it may come from a newer
@@ -36,35 +30,65 @@
 
 namespace accelmgr::protocol {
 
+// `name` of a message is its type on the socket.
+
 /// A runner is ready. It takes part in attempts once the host holds its pidfd.
 struct Joined {
+  static constexpr const char* name = "Joined";
   int rank = -1;
   std::uint32_t generation = 0;
   pid_t pid = 0;
   base::UniqueFd pidfd;
 };
 
-/// The devices that the manager has chosen, as values of the configuration.
-struct Assigned {
-  int nprocs = 0;
-  std::string device;                ///< cpu, cuda, xla or accelerator
-  std::vector<std::string> devices;  ///< runners.devices
+/// Whose a manager is.
+enum class Tenure {
+  /// It has one host, which has started it and may kill it, and it ends when that host leaves.
+  of_host,
+  /// Hosts come and go, and none may kill it.
+  of_service,
 };
 
-/// The session exists and holds the initial parameters. The host may free the model that it took them from.
-struct Prepared {
-  std::vector<base::UniqueFd> session;  ///< As session::Session::fds() returns them.
-  bool needs_values = false;            ///< The host writes the parameters before it acknowledges.
+/// How a manager that a host has started, or a fork server, begins.
+struct Begin {
+  static constexpr const char* name = "Begin";
+  std::string configuration{};  ///< YAML
+  /// That of an earlier manager, as session::Session::fds() returns it. Empty: a new one is to be made.
+  std::vector<base::UniqueFd> session{};
+};
+
+/// The session, which the host drives from now on. A new one holds the initial parameters: the host may free
+/// the model that it took them from.
+struct Opening {
+  static constexpr const char* name = "Opening";
+  Tenure tenure = Tenure::of_host;
+  std::uint64_t lease = 1;      ///< Counts the hosts of the session. Requests state it.
+  std::string configuration{};  ///< YAML, with the devices that the manager has chosen.
+  bool needs_values = false;    ///< The host writes the parameters before it sends Noted.
+  std::string run_id{};         ///< Of a service.
+  /// What an earlier host left half written when it ended: "process 7 (train.py) ended while it wrote
+  /// parameters". Empty: nothing.
+  std::string unfinished{};
+  /// How many steps an earlier host or a client did not wait for; GET /v1/pending tells of them. The host
+  /// waits while they are under way. 0: there are none, or others were made since.
+  int pending_steps = 0;
+  /// The last checkpoint of a service: its path (empty: there is none), and its open files. A host reads
+  /// there what the previous host has saved beside the model.
+  std::string checkpoint{};
+  base::UniqueFd state{}, training{};
+  std::vector<base::UniqueFd> session{};  ///< Empty: the host has passed it with Begin.
 };
 
 /// All runners are ready for the first attempt.
 struct Started {
+  static constexpr const char* name = "Started";
   base::UniqueFd fork_server_pidfd;
   std::vector<Joined> runners;
 };
 
 /// The start failed with an exception: its type and its text.
 struct Failed {
+  static constexpr const char* name = "Failed";
   std::string type;
   std::string what;
   std::string key;    ///< For ConfigError only.
@@ -72,66 +96,45 @@ struct Failed {
   std::string phase;  ///< For RunnerError only.
 };
 
-/// The host drives the session of a service from now on.
-struct Attached {
-  std::string configuration{};  ///< YAML, with the devices that the service has chosen.
-  std::uint64_t lease = 0;      ///< Counts the hosts that the service has admitted. Requests state it.
-  std::string run_id{};
-  /// What an earlier host left half written when it ended: "process 7 (train.py) ended while it wrote
-  /// parameters". Empty: nothing.
-  std::string unfinished{};
-  /// How many steps an earlier host or a client did not wait for; GET /v1/pending tells of them. The host
-  /// waits while they are under way. 0: there are none, or others were made since.
-  int pending_steps = 0;
-  std::vector<base::UniqueFd> session{};  ///< As session::Session::fds() returns them.
-  /// The last checkpoint: its path (empty: there is none), and its open files. A host reads there what the
-  /// previous host has saved beside the model.
-  std::string checkpoint{};
-  base::UniqueFd state{}, training{};
-};
-
 /// Counts the changes of these messages.
-inline constexpr std::uint64_t messages_version = 4;
+inline constexpr std::uint64_t messages_version = 5;
 /// A hash of the session's layout, messages_version and the version of accelmgr. A service and those who
 /// attach to it must have the same one.
 std::uint64_t build_fingerprint() noexcept;
 
-void send_configuration(int socket, const std::string& yaml);
+/// `session` goes in the place of begin.session. Blocks while the socket is full, at most timing::send_s.
+void send_begin(int socket, const Begin& begin, const std::vector<int>& session = {});
 /// Throws SessionError on the deadline, and if the peer is gone or sends something else. So do the other
 /// receive functions.
-std::string receive_configuration(int socket, base::Deadline deadline);
-
-/// `session` has the descriptors of an earlier manager's session; it is empty for a new session.
-void send_begin(int socket, const std::vector<int>& session);
-std::vector<base::UniqueFd> receive_begin(int socket, base::Deadline deadline);
+Begin receive_begin(int socket, base::Deadline deadline);
 /// The processes of the earlier manager have ended: nobody else works on its session.
 void send_free(int socket);
 void receive_free(int socket, base::Deadline deadline);
 
-void send_assigned(int socket, const Assigned& assigned);
-/// Blocks until the host has called take_note_of_prepared(). Throws SessionError on the deadline, and if the
-/// host is gone.
-void send_prepared(int socket, const std::vector<int>& session, bool needs_values, base::Deadline deadline);
-void take_note_of_prepared(int socket);
+/// `session` goes in the place of opening.session. Does not block. Throws SystemError (EPIPE) if the host is
+/// gone, SessionError if the socket is full.
+void send_opening(int socket, const Opening& opening, const std::vector<int>& session);
+/// The host has the session, and has written the parameters if the manager needs them.
+void send_noted(int socket);
+void receive_noted(int socket, base::Deadline deadline);
 void send_started(int socket, const Started& started);
 void send_failed(int socket, const std::exception& error);
-std::variant<Assigned, Prepared, Started, Failed> receive_answer(int socket, base::Deadline deadline);
+std::variant<Opening, Started, Failed> receive_answer(int socket, base::Deadline deadline);
 /// Throws the exception that `failed` describes.
 [[noreturn]] void raise(const Failed& failed);
 
-/// Sends `session` in the place of attached.session. Throws SystemError (EPIPE) if the host is gone,
-/// SessionError if the socket is full. Does not block.
-void send_attached(int socket, const Attached& attached, const std::vector<int>& session);
-Attached receive_attached(int socket, base::Deadline deadline);
-
-/// The host drives the session no more; one that has attached has given up its mappings.
-struct Leave {};
+/// The host drives the session no more. That of a service has given up its mappings.
+struct Leave {
+  static constexpr const char* name = "Leave";
+};
 /// The ranks 0 to `ranks` - 1 are to be the team.
 struct Resize {
+  static constexpr const char* name = "Resize";
   int ranks = 0;
 };
 /// A checkpoint to write: memfds with the images of its two files, and one with its description as JSON.
 struct Save {
+  static constexpr const char* name = "Save";
   std::uint64_t step = 0;
   base::UniqueFd model, training, description;
   base::UniqueFd lock{};  ///< Keeps the directory locked while it is open, also after the host's end.
@@ -139,9 +142,8 @@ struct Save {
 };
 using Request = std::variant<Leave, Resize, Save>;
 
-/// `lease` is the number of an attached host's lease; 0 for the host that started the manager. Throws
-/// SystemError (EPIPE) if the manager is gone, SessionError if it does not read for timing::send_s.
-void send_request(int socket, const Request& request, std::uint64_t lease = 0);
+/// Throws SystemError (EPIPE) if the manager is gone, SessionError if it does not read for timing::send_s.
+void send_request(int socket, const Request& request, std::uint64_t lease);
 /// An invalid request, which was taken off the socket.
 struct Refused {
   std::string why;
@@ -149,20 +151,23 @@ struct Refused {
 /// The end of the socket.
 struct Closed {};
 using Received = std::variant<Leave, Closed, Resize, Save, Refused>;
-/// Does not block; nullopt if there is no request. A request that states
-/// another lease than `lease` is refused.
-std::optional<Received> next_request(int socket, std::uint64_t lease = 0);
+/// Does not block; nullopt if there is no request. A request that states another lease than `lease` is
+/// refused.
+std::optional<Received> next_request(int socket, std::uint64_t lease);
 
 /// The supervisor has started another fork server.
 struct Relaunched {
+  static constexpr const char* name = "Relaunched";
   base::UniqueFd pidfd;
 };
 /// The answer to Resize. If `refused` is not empty, the team did not change, and `refused` says why.
 struct Resized {
+  static constexpr const char* name = "Resized";
   std::string refused;
 };
 /// The answer to Save.
 struct Saved {
+  static constexpr const char* name = "Saved";
   std::uint64_t step = 0;
   std::string path;
   std::uint64_t bytes = 0;

@@ -246,18 +246,18 @@ void attach(Service& service, const Request& request, const Respond& respond) {
   check_free(service);
   const auto name = request.header_field("accelmgr-host").substr(0, longest_name);
   auto& lease = service.manager().lease();
-  protocol::Attached attached{.configuration = config::to_yaml(service.manager().config()),
-                              .run_id = service.run_id(),
-                              .pending_steps = service.pending_steps().count(lease.steps())};
+  protocol::Opening opening{.configuration = config::to_yaml(service.manager().config()),
+                            .run_id = service.run_id(),
+                            .pending_steps = service.pending_steps().count(lease.steps())};
   if (const auto last = service.manager().last_checkpoint()) {
-    attached.checkpoint = last->path;
-    attached.state = base::duplicate(last->state.get());
-    attached.training = base::duplicate(last->training.get());
+    opening.checkpoint = last->path;
+    opening.state = base::duplicate(last->state.get());
+    opening.training = base::duplicate(last->training.get());
   }
   auto socket = lease.admit({.name = name.empty() ? "a host" : name,
                              .pid = request.peer->pid,
                              .pidfd = base::duplicate(request.peer->pidfd.get())},
-                            std::move(attached));
+                            std::move(opening));
   service.tell_clients([&events = service.events()] { events.look(); });  // Before the host can make a step.
   respond({.status = 101,
            .header = {{"Upgrade", "accelmgr-host"}},

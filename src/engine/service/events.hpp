@@ -21,7 +21,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/manager/served_manager.hpp"
+#include "engine/manager/manager.hpp"
 #include "engine/service/request.hpp"
 
 namespace accelmgr::service {
@@ -37,7 +37,7 @@ class Events {
   };
 
   /// `manager` must have been started, and outlive this.
-  Events(boost::asio::io_context& loop, manager::ServedManager& manager) : manager_(manager), timer_(loop) {}
+  Events(boost::asio::io_context& loop, manager::Manager& manager) : manager_(manager), timer_(loop) {}
 
   /// Whether one more client may subscribe.
   bool has_room();
@@ -58,7 +58,7 @@ class Events {
   void send(const std::string& text);
   void look_later();
 
-  manager::ServedManager& manager_;
+  manager::Manager& manager_;
   boost::asio::steady_timer timer_;
   bool looks_later_ = false;
   int silent_looks_ = 0;

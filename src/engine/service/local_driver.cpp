@@ -14,9 +14,10 @@ namespace accelmgr::service {
 namespace {
 
 /// A session's host without a process of its own: it uses the memory that the manager has mapped.
-void drive(manager::Lease::Local admitted, const manager::ServedManager& manager, client::Run& run,
+void drive(manager::Lease::Local admitted, const manager::Manager& manager, client::Run& run,
            const LocalDriver::Job& job) {
-  client::Link link(std::move(admitted.socket), {getpid(), ipc::open_pidfd(getpid())}, admitted.number);
+  client::Link link(std::move(admitted.socket), {getpid(), ipc::open_pidfd(getpid())});
+  link.take_lease(manager::Tenure::of_service, admitted.number);
   const struct Detached {
     client::Link& link;
     ~Detached() {

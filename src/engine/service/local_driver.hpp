@@ -9,7 +9,7 @@
 
 #include "engine/client/checkpoints.hpp"
 #include "engine/client/stepper.hpp"
-#include "engine/manager/served_manager.hpp"
+#include "engine/manager/manager.hpp"
 
 namespace accelmgr::service {
 
@@ -31,8 +31,8 @@ class LocalDriver {
   /// Gets what the job threw, or null. Called when no attempt is open any more.
   using Done = std::function<void(std::exception_ptr)>;
 
-  LocalDriver(boost::asio::io_context& loop, manager::ServedManager& manager, std::string run_id)
-      : loop_(loop), manager_(manager), run_(client::Run::OfService{std::move(run_id)}) {}
+  LocalDriver(boost::asio::io_context& loop, manager::Manager& manager, std::string run_id)
+      : loop_(loop), manager_(manager), run_(std::move(run_id), manager::Tenure::of_service) {}
 
   bool is_busy() const noexcept { return done_ != nullptr || manager_.lease().is_driven_here(); }
   /// Starts a job. No job must be under way, and a host that has the lease must wait. Throws SystemError,
@@ -43,7 +43,7 @@ class LocalDriver {
   void end_when_done();
 
   boost::asio::io_context& loop_;
-  manager::ServedManager& manager_;
+  manager::Manager& manager_;
   client::Run run_;
   Done done_;
   std::exception_ptr thrown_;

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/exception_text.hpp"
+#include "engine/client/left_gradients.hpp"
 #include "engine/service/status.hpp"
 
 namespace accelmgr::service {

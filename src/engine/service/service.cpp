@@ -62,7 +62,9 @@ Service::Service(boost::asio::io_context& loop, const Config& config, const Serv
       path_(options.socket, options.group),
       token_(options.http.empty() ? std::nullopt : std::optional(Token::from_file(options.token_file))),
       tcp_(options.http.empty() ? std::nullopt : std::optional(listen_at(options.http))),
-      manager_(loop, config, listeners()),
+      self_(ipc::open_pidfd(getpid())),
+      manager_(loop, manager::choose_devices(config),
+               {.tenure = manager::Tenure::of_service, .ends_with = self_.get()}, listeners()),
       signals_(loop),
       timer_(loop),
       reload_timer_(loop),
@@ -79,7 +81,7 @@ void Service::begin(const std::function<void(const std::string&)>& say) {
   const auto& checkpoint = manager_.config().checkpoint;
   run_.emplace(checkpoint, /*lock_now=*/true);
   if (!checkpoint.directory.empty()) take_directory(*run_, checkpoint.directory);
-  manager_.make_session(run_->resumed ? run_->resumed->path : "");
+  manager_.make_session(run_->resumed ? run_->resumed->path : "", [](const session::Session&, bool) {});
   if (run_->resumed) run_->resumed->tensors.clear();  // A host gets them from the file.
   driver_.emplace(loop_, manager_, run_->id);
   pending_steps_.emplace(*driver_);
@@ -308,7 +310,7 @@ int Service::end() {
   const bool had_started = manager_.supervisor().has_started();
   path_.remove();  // While it listens: no other service takes the path before.
   end_clients();
-  manager_.stop(close_until_);
+  manager_.stop(timing::runners_stop_s, [this] { return close_until_.passed(); });
   run_->lock.reset();
   if (!closing_ || !had_started || failed_) return exit_failed;
   return gave_up_ ? exit_gave_up : 0;

@@ -26,7 +26,7 @@
 #include "base/clock.hpp"
 #include "base/config/loader.hpp"
 #include "engine/client/checkpoints.hpp"
-#include "engine/manager/served_manager.hpp"
+#include "engine/manager/manager.hpp"
 #include "engine/service/events.hpp"
 #include "engine/service/host_checkpoints.hpp"
 #include "engine/service/http_server.hpp"
@@ -78,7 +78,7 @@ class Service {
 
   // What handlers use. Those of the clients' thread: session, manifest and kinds of the manager, the standing
   // of its lease, run_id(), uptime_s(), is_closing(), events(), pending_steps().since().
-  manager::ServedManager& manager() noexcept { return manager_; }
+  manager::Manager& manager() noexcept { return manager_; }
   LocalDriver& driver() noexcept { return *driver_; }
   PendingSteps& pending_steps() noexcept { return *pending_steps_; }
   HostCheckpoints& host_checkpoints() noexcept { return *host_checkpoints_; }
@@ -113,7 +113,8 @@ class Service {
   SocketPath path_;
   std::optional<Token> token_;
   std::optional<TcpListener> tcp_;
-  manager::ServedManager manager_;
+  base::UniqueFd self_;  ///< The pidfd of this process: fork servers end with it, as they do with a host.
+  manager::Manager manager_;
   std::optional<client::Run> run_;
   std::optional<LocalDriver> driver_;
   std::optional<PendingSteps> pending_steps_;

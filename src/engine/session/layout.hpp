@@ -313,8 +313,7 @@ struct SupervisorControl {
   std::atomic<std::uint64_t> incidents;     ///< Counts incidents; the ring holds the last max_incidents.
   std::atomic<std::uint64_t> replacements;  ///< Runners started in the place of lost ones.
   std::atomic<std::uint32_t> managers;      ///< How many managers took over the session from another one.
-  /// Which host may drive the session of a service: the number of its lease. 0: none, or the manager is no
-  /// service.
+  /// Which host may drive the session: the number of its lease. 0: none.
   std::atomic<std::uint64_t> lease;
   /// 1: a host has ended while it wrote parameters, and none has marked a write as whole since.
   std::atomic<std::uint32_t> half_written;

@@ -179,39 +179,5 @@ TEST(Socket, RefusesPacketsThatAreEmptyOrTooLarge) {
   EXPECT_THROW(send(a.get(), "x", std::vector<int>(max_packet_fds + 1, 0)), UsageError);
 }
 
-TEST(Text, OfAnyLengthArrivesWhole) {
-  auto [a, b] = socket_pair();
-  std::string longest;
-  for (int i = 0; longest.size() < 40 * max_packet_bytes; ++i) longest += std::to_string(i);
-  for (const auto& text :
-       {std::string(), std::string("key: value"), largest_packet, largest_packet + "x", longest}) {
-    auto received =
-        std::async(std::launch::async, [socket = b.get()] { return receive_text(socket, soon()); });
-    send_text(a.get(), text);
-    EXPECT_EQ(received.get(), text);
-  }
-}
-
-TEST(Text, ThatBreaksOffIsAnError) {
-  auto [a, b] = socket_pair();
-  auto [c, d] = socket_pair();
-  const std::uint64_t length = 100;
-  send(a.get(), {reinterpret_cast<const char*>(&length), sizeof length});
-  send(a.get(), "less");
-  a.reset();
-  EXPECT_THROW(receive_text(b.get(), soon()), SessionError);
-  c.reset();
-  EXPECT_FALSE(receive_text(d.get(), soon()));
-}
-
-TEST(Text, SomethingElseIsAnError) {
-  auto [a, b] = socket_pair();
-  send(a.get(), "no length");
-  EXPECT_THROW(receive_text(b.get(), soon()), SessionError);
-  const auto too_long = std::uint64_t{max_text_bytes} + 1;
-  send(a.get(), {reinterpret_cast<const char*>(&too_long), sizeof too_long});
-  EXPECT_THROW(receive_text(b.get(), soon()), SessionError);
-}
-
 }  // namespace
 }  // namespace accelmgr::ipc::test

@@ -97,7 +97,7 @@ TEST_F(LinkTest, LooksUpFromALongWait) {
 
 TEST_F(LinkTest, SendsRequestsToAManagerThatLives) {
   link.send(protocol::Resize{5});
-  const auto request = protocol::next_request(manager.get());
+  const auto request = protocol::next_request(manager.get(), 0);
   ASSERT_TRUE(request);
   EXPECT_EQ(std::get<protocol::Resize>(*request).ranks, 5);
 }

@@ -19,11 +19,11 @@ class LeaseTest : public Supervised {
     pid_t pid = 0;
     Process process;
     base::UniqueFd socket;
-    protocol::Attached attached;
+    protocol::Opening opening;
     std::size_t runners = 0;
 
     void ask(const protocol::Request& request) const {
-      protocol::send_request(socket.get(), request, attached.lease);
+      protocol::send_request(socket.get(), request, opening.lease);
     }
   };
 
@@ -41,10 +41,11 @@ class LeaseTest : public Supervised {
   }
 
   Host admit(pid_t pid) {
-    Host host{.pid = pid, .process = {}, .socket = {}, .attached = {}};
+    Host host{.pid = pid, .process = {}, .socket = {}, .opening = {}};
     host.socket = lease_->admit({.name = "train.py", .pid = pid, .pidfd = host.process.pidfd()},
                                 {.configuration = "nprocs: 2", .run_id = "run"});
-    host.attached = protocol::receive_attached(host.socket.get(), base::Deadline::at_ns(0));
+    host.opening =
+        std::get<protocol::Opening>(protocol::receive_answer(host.socket.get(), base::Deadline::at_ns(0)));
     host.runners = std::get<protocol::Started>(
                        protocol::receive_answer(host.socket.get(), base::Deadline::in_seconds(1)))
                        .runners.size();
@@ -83,17 +84,17 @@ class LeaseTest : public Supervised {
 
 TEST_F(LeaseTest, AHostGetsANumberOfItsOwnAndWhatItNeedsToDrive) {
   auto first = admit(100);
-  EXPECT_EQ(first.attached.lease, 1u);
+  EXPECT_EQ(first.opening.lease, 1u);
   EXPECT_EQ(control().lease.load(), 1u);
   EXPECT_EQ(first.runners, 2u);
-  EXPECT_FALSE(first.attached.session.empty());
+  EXPECT_FALSE(first.opening.session.empty());
   EXPECT_EQ(lease_->standing().pid, 100);
   EXPECT_TRUE(lease_->standing().has_host());
   first.ask(protocol::Leave{});
   ASSERT_TRUE(becomes_free());
   EXPECT_EQ(control().lease.load(), 0u);
   EXPECT_FALSE(lease_->standing().has_host());
-  EXPECT_EQ(admit(200).attached.lease, 2u);
+  EXPECT_EQ(admit(200).opening.lease, 2u);
 }
 
 TEST_F(LeaseTest, AHostThatClosesItsSocketHasLeftWhenItsProcessHasEnded) {
@@ -126,7 +127,7 @@ TEST_F(LeaseTest, AHostThatNeverHeardOfItsLeaseGivesItBack) {
   const auto host = admit(100);
   lease_->take_back(7);
   EXPECT_EQ(lease_->state(), State::driven);
-  lease_->take_back(host.attached.lease);
+  lease_->take_back(host.opening.lease);
   EXPECT_EQ(lease_->state(), State::free);
 }
 
@@ -135,12 +136,12 @@ TEST_F(LeaseTest, WhatAnEarlierHostSendsOrLeavesDoesNotReachTheNext) {
   first.ask(protocol::Leave{});
   ASSERT_TRUE(becomes_free());
   const auto second = admit(200);
-  protocol::send_request(second.socket.get(), protocol::Leave{}, first.attached.lease);
+  protocol::send_request(second.socket.get(), protocol::Leave{}, first.opening.lease);
   first.process.end();
   first.socket.reset();
   run();
   EXPECT_EQ(lease_->state(), State::driven);
-  EXPECT_EQ(lease_->number(), second.attached.lease);
+  EXPECT_EQ(lease_->number(), second.opening.lease);
   EXPECT_EQ(lease_->host().pid, 200);
 }
 
@@ -176,7 +177,7 @@ TEST_F(LeaseTest, WhatAHostLeavesHalfWrittenIsToldUntilAWriteIsWhole) {
   EXPECT_EQ(written.parameter_version.load() % 2, 0u);
 
   const auto second = admit(200);
-  EXPECT_EQ(second.attached.unfinished, lease_->unfinished());
+  EXPECT_EQ(second.opening.unfinished, lease_->unfinished());
   second.ask(protocol::Leave{});
   ASSERT_TRUE(becomes_free());
   EXPECT_THAT(lease_->unfinished(), HasSubstr("process 100")) << "the second one has written nothing";
@@ -247,13 +248,13 @@ TEST_F(LeaseTest, AHostWaitsWhileTheServiceDrives) {
   const auto host = admit(100);
   auto local = drive_here();
   EXPECT_TRUE(lease_->is_driven_here());
-  EXPECT_EQ(lease_->number(), host.attached.lease);
+  EXPECT_EQ(lease_->number(), host.opening.lease);
   EXPECT_EQ(control().lease.load(), local.number) << "the host would be refused";
   EXPECT_EQ(local.started.runners.size(), 2u);
   leave(local);
   EXPECT_EQ(over_, 1);
   EXPECT_FALSE(lease_->is_driven_here());
-  EXPECT_EQ(control().lease.load(), host.attached.lease);
+  EXPECT_EQ(control().lease.load(), host.opening.lease);
 }
 
 TEST_F(LeaseTest, TheAttemptOfTheServiceDoesNotEndWithTheHost) {
@@ -270,7 +271,7 @@ TEST_F(LeaseTest, TheAttemptOfTheServiceDoesNotEndWithTheHost) {
   leave(local);
   EXPECT_EQ(over_, 1);
   EXPECT_TRUE(small_.session.word().closed);
-  EXPECT_EQ(control().lease.load(), second.attached.lease);
+  EXPECT_EQ(control().lease.load(), second.opening.lease);
   EXPECT_EQ(lease_->state(), State::driven);
 }
 

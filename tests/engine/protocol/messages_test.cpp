@@ -29,13 +29,6 @@ class MessagesTest : public testing::Test {
   base::UniqueFd host, manager;
 };
 
-TEST_F(MessagesTest, AConfigurationLargerThanAPacketArrivesWhole) {
-  const std::string yaml = "data:\n" + std::string(300'000, 'x');
-  std::jthread sender(
-      [&] { send_configuration(host.get(), yaml); });  // The socket's buffer cannot hold the whole text.
-  EXPECT_EQ(receive_configuration(manager.get(), soon()), yaml);
-}
-
 /// Tests recognize /dev/null and /dev/zero by their device numbers.
 base::UniqueFd open_device(const char* path) { return base::UniqueFd(open(path, O_RDONLY | O_CLOEXEC)); }
 base::UniqueFd null() { return open_device("/dev/null"); }
@@ -64,110 +57,111 @@ TEST_F(MessagesTest, StartedPassesEveryDescriptorInItsPlace) {
   EXPECT_EQ(device(started.runners[1].pidfd), device(zero()));
 }
 
-TEST_F(MessagesTest, TheDevicesThatWereChosenArrive) {
-  send_assigned(manager.get(), {.nprocs = 3, .device = "cuda", .devices = {"GPU-a", "cpu", "GPU-b"}});
-  const auto answer = receive_answer(host.get(), soon());
-  const auto& assigned = std::get<Assigned>(answer);
-  EXPECT_EQ(assigned.nprocs, 3);
-  EXPECT_EQ(assigned.device, "cuda");
-  EXPECT_EQ(assigned.devices, (std::vector<std::string>{"GPU-a", "cpu", "GPU-b"}));
-  send_assigned(manager.get(), {.nprocs = 3, .device = "auto", .devices = {}});
-  EXPECT_THROW(receive_answer(host.get(), soon()), SessionError) << "that is no choice";
-}
-
-TEST_F(MessagesTest, TheManagerGoesOnWhenTheHostHasTakenNoteOfTheSession) {
-  const auto first = null(), second = zero();
-  std::jthread sender([&] { send_prepared(manager.get(), {first.get(), second.get()}, true, soon()); });
-  const auto answer = receive_answer(host.get(), soon());
-  const auto& [session, needs_values] = std::get<Prepared>(answer);
-  EXPECT_TRUE(needs_values);
-  ASSERT_EQ(session.size(), 2u);
-  EXPECT_EQ(device(session[0]), device(null()));
-  EXPECT_EQ(device(session[1]), device(zero()));
-  take_note_of_prepared(host.get());
+TEST_F(MessagesTest, ABeginningWithASessionToGoOnWithArrives) {
+  const std::string yaml = "data:\n" + std::string(1'000'000, 'x');  // More than a socket holds.
+  send_begin(host.get(), {.configuration = yaml});
+  auto begin = receive_begin(manager.get(), soon());
+  EXPECT_EQ(begin.configuration, yaml);
+  EXPECT_TRUE(begin.session.empty());
+  const auto first = zero(), second = null();
+  send_begin(host.get(), {}, {first.get(), second.get()});
+  send_free(host.get());
+  begin = receive_begin(manager.get(), soon());
+  receive_free(manager.get(), soon());
+  EXPECT_EQ(begin.configuration, "");
+  ASSERT_EQ(begin.session.size(), 2u);
+  EXPECT_EQ(device(begin.session[0]), device(zero()));
+  EXPECT_EQ(device(begin.session[1]), device(null()));
 }
 
 TEST_F(MessagesTest, AHostThatTakesNoNoteOfTheSessionIsWaitedForUntilTheDeadline) {
-  EXPECT_THROW(send_prepared(manager.get(), {}, false, base::Deadline::in_seconds(0.01)), SessionError);
+  send_noted(host.get());
+  receive_noted(manager.get(), soon());
+  EXPECT_THROW(receive_noted(manager.get(), base::Deadline::in_seconds(0.01)), SessionError);
+  send_free(host.get());
+  EXPECT_THROW(receive_noted(manager.get(), soon()), SessionError) << "that is another message";
   host.reset();
-  EXPECT_THROW(send_prepared(manager.get(), {}, false, soon()), SystemError);
-}
-
-TEST_F(MessagesTest, ASessionToGoOnWithArrives) {
-  send_begin(host.get(), {});
-  EXPECT_TRUE(receive_begin(manager.get(), soon()).empty());
-  const auto first = zero(), second = null();
-  send_begin(host.get(), {first.get(), second.get()});
-  const auto session = receive_begin(manager.get(), soon());
-  ASSERT_EQ(session.size(), 2u);
-  EXPECT_EQ(device(session[0]), device(zero()));
-  EXPECT_EQ(device(session[1]), device(null()));
+  EXPECT_THROW(receive_noted(manager.get(), soon()), SessionError);
 }
 
 TEST_F(MessagesTest, RequestsArriveInTheirOrderAndTheEndOfTheHostIsAStop) {
-  EXPECT_FALSE(next_request(manager.get()));
-  send_request(host.get(), Resize{3});
+  EXPECT_FALSE(next_request(manager.get(), 1));
+  send_request(host.get(), Resize{3}, 1);
   Save save;
   save.step = 17;
   save.model = null();
   save.training = zero();
   save.description = null();
-  send_request(host.get(), std::move(save));
+  send_request(host.get(), std::move(save), 1);
   Save locked;
   locked.model = null();
   locked.training = null();
   locked.description = null();
   locked.lock = zero();
-  send_request(host.get(), std::move(locked));
-  auto request = next_request(manager.get());
+  send_request(host.get(), std::move(locked), 1);
+  auto request = next_request(manager.get(), 1);
   EXPECT_EQ(std::get<Resize>(*request).ranks, 3);
-  request = next_request(manager.get());
+  request = next_request(manager.get(), 1);
   EXPECT_EQ(std::get<Save>(*request).step, 17u);
   EXPECT_EQ(device(std::get<Save>(*request).training), device(zero()));
   EXPECT_FALSE(std::get<Save>(*request).lock);
-  request = next_request(manager.get());
+  request = next_request(manager.get(), 1);
   EXPECT_EQ(device(std::get<Save>(*request).description), device(null()));
   EXPECT_EQ(device(std::get<Save>(*request).lock), device(zero()));
   host.reset();
-  request = next_request(manager.get());
+  request = next_request(manager.get(), 1);
   EXPECT_TRUE(std::holds_alternative<Closed>(*request));
 }
 
-TEST_F(MessagesTest, WhatAHostOfAServiceNeedsArrives) {
+TEST_F(MessagesTest, WhatAHostNeedsArrives) {
   const auto memory = zero(), slab = null();
   const std::string yaml(1'000'000, 'x');  // More than a socket holds, while nobody reads.
-  send_attached(manager.get(),
-                {.configuration = yaml,
-                 .lease = 3,
-                 .run_id = "5f",
-                 .unfinished = "half",
-                 .checkpoint = "/a/step-00000007",
-                 .state = null(),
-                 .training = zero()},
-                {memory.get(), slab.get()});
-  const auto attached = receive_attached(host.get(), soon());
-  EXPECT_EQ(attached.configuration, yaml);
-  EXPECT_EQ(attached.lease, 3u);
-  EXPECT_EQ(attached.run_id, "5f");
-  EXPECT_EQ(attached.unfinished, "half");
-  EXPECT_EQ(attached.checkpoint, "/a/step-00000007");
-  EXPECT_EQ(device(attached.state), device(null()));
-  EXPECT_EQ(device(attached.training), device(zero()));
-  ASSERT_EQ(attached.session.size(), 2u);
-  EXPECT_EQ(device(attached.session[1]), device(null()));
+  send_opening(manager.get(),
+               {.tenure = Tenure::of_service,
+                .lease = 3,
+                .configuration = yaml,
+                .needs_values = true,
+                .run_id = "5f",
+                .unfinished = "half",
+                .pending_steps = 7,
+                .checkpoint = "/a/step-00000007",
+                .state = null(),
+                .training = zero()},
+               {memory.get(), slab.get()});
+  const auto answer = receive_answer(host.get(), soon());
+  const auto& opening = std::get<Opening>(answer);
+  EXPECT_EQ(opening.tenure, Tenure::of_service);
+  EXPECT_EQ(opening.lease, 3u);
+  EXPECT_EQ(opening.configuration, yaml);
+  EXPECT_TRUE(opening.needs_values);
+  EXPECT_EQ(opening.run_id, "5f");
+  EXPECT_EQ(opening.unfinished, "half");
+  EXPECT_EQ(opening.pending_steps, 7);
+  EXPECT_EQ(opening.checkpoint, "/a/step-00000007");
+  EXPECT_EQ(device(opening.state), device(null()));
+  EXPECT_EQ(device(opening.training), device(zero()));
+  ASSERT_EQ(opening.session.size(), 2u);
+  EXPECT_EQ(device(opening.session[1]), device(null()));
+}
+
+TEST_F(MessagesTest, AServiceOpensNoSessionWithoutItsMemory) {
+  send_opening(manager.get(), {.tenure = Tenure::of_service}, {});
+  EXPECT_THROW(receive_answer(host.get(), soon()), SessionError);
+  send_opening(manager.get(), {.tenure = Tenure::of_host}, {});
+  EXPECT_TRUE(std::get<Opening>(receive_answer(host.get(), soon())).session.empty()) << "the host has it";
 }
 
 TEST_F(MessagesTest, AttachingToWhatIsNoServiceIsRefused) {
-  for (const auto* text : {"{}", "x", R"({"type": "Started", "runners": []})"}) {
+  for (const auto* text : {"{}", "x", R"({"type": "Attached"})"}) {
     ipc::send(manager.get(), text);
-    EXPECT_THROW(receive_attached(host.get(), soon()), SessionError) << text;
+    EXPECT_THROW(receive_answer(host.get(), soon()), SessionError) << text;
   }
 }
 
 // A host whose lease has ended may have sent a request before it knew.
 TEST_F(MessagesTest, ARequestUnderAnotherLeaseIsRefused) {
   send_request(host.get(), Resize{1}, 2);
-  send_request(host.get(), Leave{});
+  ipc::send(host.get(), R"({"type": "Leave"})");
   send_request(host.get(), Leave{}, 3);
   auto request = next_request(manager.get(), 3);
   EXPECT_NE(std::get<Refused>(*request).why.find("lease 2"), std::string::npos);
@@ -183,17 +177,17 @@ TEST_F(MessagesTest, ASaveWhoseMemoryFindsNoRoomSaysSo) {
   save.model = null();
   save.training = null();
   save.description = null();
-  send_request(host.get(), std::move(save));
+  send_request(host.get(), std::move(save), 1);
   rlimit before{};
   ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
   const auto lowest_free = static_cast<rlim_t>(null().get());
   const rlimit none{.rlim_cur = lowest_free, .rlim_max = before.rlim_max};
   ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
-  const auto request = next_request(manager.get());
+  const auto request = next_request(manager.get(), 1);
   ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
   EXPECT_EQ(std::get<Save>(*request).step, 17u);
   EXPECT_NE(std::get<Save>(*request).missing.find("ulimit -n"), std::string::npos);
-  EXPECT_FALSE(next_request(manager.get()));
+  EXPECT_FALSE(next_request(manager.get(), 1));
 }
 
 TEST_F(MessagesTest, NoticesArriveInTheirOrder) {
@@ -279,10 +273,10 @@ TEST_F(MessagesTest, TheEndOfThePeerIsSaid) {
   manager.reset();
   EXPECT_THROW(receive_answer(host.get(), soon()), SessionError);
   EXPECT_FALSE(next_notice(host.get())) << "as if there were none; its pidfd tells";
-  EXPECT_THROW(send_request(host.get(), Leave{}), SystemError);
+  EXPECT_THROW(send_request(host.get(), Leave{}, 1), SystemError);
   auto [ours, theirs] = ipc::socket_pair();
   theirs.reset();
-  EXPECT_THROW(receive_configuration(ours.get(), soon()), SessionError);
+  EXPECT_THROW(receive_begin(ours.get(), soon()), SessionError);
 }
 
 TEST_F(MessagesTest, WaitingForAnAnswerEndsAtTheDeadline) {

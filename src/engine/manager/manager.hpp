@@ -1,11 +1,13 @@
-// A manager that no host has started: it owns a session, to which hosts attach one after the other.
+// The manager: it owns a session, loads its data, supervises its runners, and lets hosts drive it. What
+// differs between the one of a host and that of a service follows from its Tenure.
 #pragma once
 
 #include <boost/asio/io_context.hpp>
 #include <functional>
 #include <memory>
 #include <optional>
-#include <span>
+#include <string>
+#include <vector>
 
 #include "accelmgr/config.hpp"
 #include "base/ipc/fork_server_client.hpp"
@@ -18,26 +20,46 @@
 
 namespace accelmgr::manager {
 
-/// Used by the thread of its loop. It must live until the process ends by ipc::exit_with_group(), because its
-/// threads use it.
-class ServedManager {
+/// Where the models and the data of a manager are.
+enum class Image {
+  executed,  ///< In the program: a fork server that is lost is executed anew.
+  forked,    ///< In this fork of the host alone: the host must fork another manager.
+};
+
+/// Runs the manager that a host has started, until the process ends. Call before it starts threads. `socket`
+/// leads to the host. If `host_pidfd` is empty, the pidfd is obtained from the socket.
+[[noreturn]] void run(base::UniqueFd socket, base::UniqueFd host_pidfd = {}, Image image = Image::executed);
+
+/// Used by the thread of its loop. It must live until the process ends by _exit(), because its threads use
+/// it.
+class Manager {
  public:
-  /// Forks the fork server, which closes `listeners`. Call it while the process has one thread, and before
-  /// any code of the user has run. Throws ConfigError, SystemError.
-  ServedManager(boost::asio::io_context& loop, const Config& config, std::span<const int> listeners);
-  ServedManager(const ServedManager&) = delete;
-  ServedManager& operator=(const ServedManager&) = delete;
+  struct Origin {
+    Tenure tenure = Tenure::of_host;
+    int ends_with = -1;  ///< The pidfd of the process with which fork servers end: the host, or this one.
+    Image image = Image::executed;
+  };
+  /// Forks the fork server, which closes `not_for_runners`. Call it while the process has one thread, and
+  /// before any code of the user has run. Throws SystemError.
+  Manager(boost::asio::io_context& loop, ChosenDevices chosen, Origin origin,
+          std::vector<int> not_for_runners);
+  Manager(const Manager&) = delete;
+  Manager& operator=(const Manager&) = delete;
 
   /// Creates the session, with the values of the checkpoint at `resume` (empty: those of the model), and
   /// starts the loader. Blocks. Throws as SessionOwner::make() does.
-  void make_session(const std::string& resume);
+  void make_session(const std::string& resume, const SessionOwner::Prepared& prepared);
+  /// Goes on with the session of an earlier manager, and claims its GPUs. Throws as SessionOwner::take_over()
+  /// does.
+  void take_over(std::vector<base::UniqueFd> session);
+
   struct Events {
     std::function<void()> ready, gave_up;  ///< See Supervisor::start().
     std::function<void()> freed;           ///< This and the next one: see Lease::Events.
     std::function<void(const protocol::Saved&)> saved;
     std::function<void()> saves;  ///< `confine` of CheckpointWriter.
   };
-  /// Starts the runners.
+  /// Starts the runners. From now on there is a lease.
   void start(Events events);
 
   /// With the devices that were chosen.
@@ -56,16 +78,18 @@ class ServedManager {
   /// See CheckpointWriter::last().
   std::shared_ptr<const checkpoint::HostFiles> last_checkpoint() const { return writer_->last(); }
 
-  /// Ends runners and fork server, and waits until `deadline` for checkpoints that are being written. Blocks:
-  /// call it when the loop has ended.
-  void stop(base::Deadline deadline);
+  /// Ends fork server and runners within `runners_s`, then waits for checkpoints that are being written until
+  /// `gives_up`, which is asked again and again. Blocks: call it when the loop has ended.
+  void stop(double runners_s, const std::function<bool()>& gives_up);
   /// Ends them after an exception. Blocks.
   void abandon() noexcept;
 
  private:
+  void begin_session(SessionOwner owner);
+
   boost::asio::io_context& loop_;
   ChosenDevices chosen_;
-  base::UniqueFd self_;  ///< The pidfd of this process: fork servers end with it, as they do with a host.
+  Origin origin_;
   std::optional<ipc::ForkServerClient> first_fork_server_;
   std::optional<SessionOwner> owner_;
   const data::Loader* loader_ = nullptr;

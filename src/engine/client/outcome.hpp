@@ -1,0 +1,19 @@
+// What became of an attempt, or of waiting for one to begin.
+#pragma once
+
+#include <string>
+
+#include "accelmgr/step_result.hpp"
+
+namespace accelmgr::client {
+
+struct Outcome {
+  StepStatus status = StepStatus::ok;
+  std::string error{};
+  int rank = -1;
+  std::string error_type{};
+  bool overflow = false;     ///< nonfinite: half the loss scale may do.
+  bool team_failed = false;  ///< runner_lost: the team of devices, and no runner.
+};
+
+}  // namespace accelmgr::client
