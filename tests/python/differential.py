@@ -23,7 +23,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 import accelmgr
-from accelmgr._common.arguments import TRAINABLE
+from accelmgr._host.arguments import TRAINABLE
 
 TOLERANCE = 2e-4  # Relative to the norm of the gradient.
 SEED = 7

@@ -15,11 +15,12 @@ from typing import Any
 import torch
 
 from accelmgr import _native
-from accelmgr._common import arguments, loaders
+from accelmgr._common import loaders
 from accelmgr._common.child import embed
 from accelmgr._common.model_changes import named_leaves
 from accelmgr._common.objective import Extra, Loss, made_whole, whole
-from accelmgr._host import optimizers, program, sharing, status
+from accelmgr._common.reading import epochs_of
+from accelmgr._host import arguments, optimizers, program, sharing, status
 from accelmgr._host import start_method as start_methods
 from accelmgr._host.binding import Binding
 from accelmgr._host.delivery import Delivery
@@ -219,7 +220,7 @@ class Manager(InnerDriver):
         elements = {
             "as_bytes": collate_fn is not None,
             "max_element_bytes": max_element_bytes or 0,
-            "epochs": arguments.epochs_of(dataset, self._handle.epochs),
+            "epochs": epochs_of(dataset, self._handle.epochs),
         }
         self._delivery = Delivery(self._model, self._factory, own_dataset, collate_fn, elements)
         if start:

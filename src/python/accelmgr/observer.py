@@ -10,7 +10,8 @@ from typing import NamedTuple
 import torch
 
 from accelmgr import _native
-from accelmgr._common import arguments, memory
+from accelmgr._common import memory
+from accelmgr._host import arguments
 from accelmgr.errors import UsageError
 
 

@@ -30,7 +30,7 @@ from typing import Any
 import torch
 
 from accelmgr._common import checkpoint_state
-from accelmgr.errors import DataError
+from accelmgr.errors import ConfigError, DataError
 
 if "numpy" in sys.modules:
     import numpy.random  # noqa: F401  # NumPy would, at the first use: in each fork of this process.
@@ -43,6 +43,19 @@ _NUMPY = struct.Struct("<624IQ?d")
 def is_indexed(dataset: Any) -> bool:
     """True if the dataset has no __iter__(): elements are read as dataset[i]."""
     return not hasattr(dataset, "__iter__")
+
+
+def epochs_of(dataset: Any, epochs: int | None) -> int:
+    """How often the dataset is read (0: without end). Raises ConfigError if it cannot be read again."""
+    if epochs is None or epochs == 1 or dataset is None or isinstance(dataset, str):  # The configuration defines it.
+        return 1
+    if isinstance(dataset, Iterator):
+        again = f"the dataset is a {type(dataset).__name__}, which can be iterated once"
+    elif is_indexed(dataset) and not hasattr(dataset, "__len__"):
+        again = f"the dataset, a {type(dataset).__name__}, has no length, so its end is not known"
+    else:
+        return epochs
+    raise ConfigError(f"data.epochs is {epochs}, but {again}; pass a list or another iterable", "data.epochs")
 
 
 def _has_state(dataset: Any) -> bool:

@@ -16,13 +16,13 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from accelmgr._common import arguments, torch_settings
+from accelmgr._common import torch_settings
 from accelmgr._common.elements import Elements
 from accelmgr._common.grown_buffers import Forms, tell
 from accelmgr._common.loaders import makes_batches
 from accelmgr._common.pickling import send_definitions_to_workers
 from accelmgr._common.placement import tensors_of
-from accelmgr._common.reading import seed_generators
+from accelmgr._common.reading import epochs_of, seed_generators
 from accelmgr._runner import cuda as _cuda
 from accelmgr._runner import xla
 from accelmgr._runner.received import Received
@@ -214,5 +214,5 @@ def make_elements(factory: str, options: Options, epochs: int, seed: int) -> Ele
             f"data.factory {factory} returned a DataLoader that makes batches, whose size the configuration does not "
             "know: return its dataset, or a DataLoader of batch_size=None, and set batch_size_per_device"
         )
-    epochs = arguments.epochs_of(dataset, epochs)
+    epochs = epochs_of(dataset, epochs)
     return Elements(dataset, {"as_bytes": False, "max_element_bytes": 0, "epochs": epochs})

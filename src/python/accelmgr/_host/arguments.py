@@ -1,4 +1,4 @@
-# Runs in: the host, the manager and runners.
+# Runs in: the host.
 """Checks the arguments of a manager: configuration values, model and dataset."""
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import reprlib
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 import torch
@@ -15,7 +15,6 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from accelmgr._common.model_changes import leaves_of
-from accelmgr._common.reading import is_indexed
 from accelmgr.errors import ConfigError, DataError, ModelError
 
 logger = logging.getLogger("accelmgr")
@@ -230,16 +229,3 @@ def check_read(unread: list[tuple[str, str, str]], settings: Settings) -> None:
     others = [key for key, _, _ in unread if not key.startswith("launch.")]  # The launcher reads launch.*.
     if others:
         logger.warning("the configuration sets keys that a Manager does not read: %s", ", ".join(others))
-
-
-def epochs_of(dataset: Any, epochs: int | None) -> int:
-    """How often the dataset is read (0: without end). Raises ConfigError if it cannot be read again."""
-    if epochs is None or epochs == 1 or is_named(dataset):
-        return 1
-    if isinstance(dataset, Iterator):
-        again = f"the dataset is a {type(dataset).__name__}, which can be iterated once"
-    elif is_indexed(dataset) and not hasattr(dataset, "__len__"):
-        again = f"the dataset, a {type(dataset).__name__}, has no length, so its end is not known"
-    else:
-        return epochs
-    raise ConfigError(f"data.epochs is {epochs}, but {again}; pass a list or another iterable", "data.epochs")
