@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import accelmgr
-from accelmgr._common import checkpoint_state as _state
+from accelmgr._common import checkpoint_values as _values
 
 
 class Rows(torch.utils.data.Dataset):
@@ -141,8 +141,8 @@ def test_a_schedulers_state_survives_encoding(name):
     one, other = make_pair(), make_pair()
     advance(*one, 3)
     tensors = {}
-    states = _state.encode([one[0].state_dict(), one[1].state_dict()], "host", tensors)
-    saved = _state.decode(states, tensors)
+    states = _values.encode([one[0].state_dict(), one[1].state_dict()], "host", tensors)
+    saved = _values.decode(states, tensors)
     other[0].load_state_dict(saved[0])
     other[1].load_state_dict(saved[1])
     assert advance(*one, 5) == advance(*other, 5)
@@ -156,15 +156,15 @@ def test_what_is_encoded_comes_back_as_it_was():
         "sets": [{1, 2}, frozenset({"a"}), collections.Counter({3: 2})],
     }
     tensors = {}
-    found = _state.decode(_state.encode(value, "host", tensors), tensors)
+    found = _values.decode(_values.encode(value, "host", tensors), tensors)
     assert found == value and tensors == {}
     assert type(found["sets"][2]) is collections.Counter
-    assert math.isnan(_state.decode(_state.encode(math.nan, "host", tensors), tensors))
+    assert math.isnan(_values.decode(_values.encode(math.nan, "host", tensors), tensors))
 
 
 def test_what_a_checkpoint_cannot_hold_is_named():
     with pytest.raises(accelmgr.CheckpointError, match="optimizer/state/0/hook is of type object"):
-        _state.encode({"state": {0: {"hook": object()}}}, "optimizer", {})
+        _values.encode({"state": {0: {"hook": object()}}}, "optimizer", {})
 
 
 def test_a_run_keeps_its_id_and_writes_to_its_own_directory_alone(tmp_path):

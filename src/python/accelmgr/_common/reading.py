@@ -29,7 +29,7 @@ from typing import Any
 
 import torch
 
-from accelmgr._common import checkpoint_state
+from accelmgr._common.checkpoint_values import as_text, decode, encode, from_text
 from accelmgr.errors import ConfigError, DataError
 
 if "numpy" in sys.modules:
@@ -174,13 +174,13 @@ def _once(dataset: Any, position: int) -> Iterator[list[Any]]:
 
 def _encoded(value: Any) -> Any:
     tensors: dict[str, torch.Tensor] = {}
-    encoded = checkpoint_state.encode(value, "the dataset's state_dict()", tensors)
-    return [encoded, {path: checkpoint_state.as_text(tensor) for path, tensor in tensors.items()}]
+    encoded = encode(value, "the dataset's state_dict()", tensors)
+    return [encoded, {path: as_text(tensor) for path, tensor in tensors.items()}]
 
 
 def _decoded(saved: Any) -> Any:
     encoded, tensors = saved
-    return checkpoint_state.decode(encoded, {path: checkpoint_state.from_text(text) for path, text in tensors.items()})
+    return decode(encoded, {path: from_text(text) for path, text in tensors.items()})
 
 
 END_OF_BATCH = object()
@@ -284,7 +284,7 @@ class Reading:
             self._saved = look, base64.b64encode(states).decode()
         found["generators"] = self._saved[1]
         if self._own:
-            found["own"] = [checkpoint_state.as_text(state) for state in self._own_begin]
+            found["own"] = [as_text(state) for state in self._own_begin]
         if self._again:
             found["checksum"] = total
         elif _has_state(self._dataset):
@@ -302,7 +302,7 @@ class Reading:
         self._count, self._epoch, self._index = position["elements"], position["epoch"], position["index"]
         set_generator_states(base64.b64decode(position["generators"]))
         for own, state in zip(self._own, position.get("own", ()), strict=True):
-            own.set_state(checkpoint_state.from_text(state))
+            own.set_state(from_text(state))
         if "state" in position:
             self._dataset.load_state_dict(_decoded(position["state"]))
         if self._again:

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from accelmgr import _native
-from accelmgr._common import checkpoint_state as _state
 from accelmgr._common import memory
 from accelmgr._common.inner import Order
 from accelmgr._common.objective import model_of
+from accelmgr._host import checkpoint_state as _state
 from accelmgr._host import optimizers
 from accelmgr._host.binding import Binding
 from accelmgr._host.pending import PendingSteps
