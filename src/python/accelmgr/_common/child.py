@@ -11,14 +11,20 @@ import os
 import signal
 import sys
 import threading
+from typing import Any
 
 from accelmgr import _native
 from accelmgr._common import thread_pools
-from accelmgr._common.memfd import FORKED_OBJECTS
 from accelmgr.errors import ConfigError, DataError, Error, ModelError
 
 LAUNCHED = ("--accelmgr-child", "--accelmgr-zygote")
 """Processes of spawn(): what they compute is the user's, by the user's settings."""
+FORKED_OBJECTS: dict[str, dict[str, Any]] = {}
+"""Model, dataset, collate_fn and options that a forked manager has from the host, by their payload's path.
+
+`forget_values()` takes the memory of the parameters away, unless the session has it.
+"""
+
 _embedded = False
 _is_ours = False  # Whether this process is a manager, a fork server or a runner, and no host.
 

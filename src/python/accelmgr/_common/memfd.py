@@ -7,15 +7,8 @@ import io
 import mmap
 import os
 import weakref
-from typing import Any
 
 MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Of Linux on x86; Python has the name from 3.13 on.
-
-FORKED_OBJECTS: dict[str, dict[str, Any]] = {}
-"""Model, dataset, collate_fn and options that a forked manager has from the host, by their payload's path.
-
-`forget_values()` takes the memory of the parameters away, unless the session has it.
-"""
 
 
 def make_memfd(name: str, size: int) -> int:

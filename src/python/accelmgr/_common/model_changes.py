@@ -1,5 +1,5 @@
 # Runs in: the host and runners.
-"""The modules, parameters and buffers of a model, and the changes that the host makes to them after the start.
+"""The changes that the host makes to modules, parameters and buffers of its model after the start.
 
 Parameters are in the session's memory, so a write in place is all that runners need. Everything else that a step
 depends on is sent as buffers: the model's own buffers, `<forms>` (buffers.py), and `<modes>`: where other changes
@@ -15,11 +15,9 @@ from collections.abc import Collection
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from accelmgr import _native
 from accelmgr._common.buffers import ASSIGNED, FIRST, FORMS, KIND, NONE, OTHER, Buffers
-from accelmgr._common.constants import Constants
 from accelmgr._common.grown_buffers import Forms
 from accelmgr._common.memory import named_tensors
 from accelmgr._common.record import Record
@@ -38,40 +36,6 @@ _requires_grad = operator.attrgetter("requires_grad")
 
 def _listed(names: list[str]) -> str:
     return ", ".join(f"'{name}'" for name in names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-
-
-def leaves_of(parameter: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
-    """The tensors that have the memory of a parameter: itself, or those inside a quantized one (torchao), by suffix.
-
-    Tensors of torch.quantize_per_tensor() and the like have none: each process has a copy, sent with the model.
-    """
-    if parameter.is_quantized:
-        return []
-    if not is_traceable_wrapper_subclass(parameter):
-        return [("", parameter)]
-    names, _ = parameter.__tensor_flatten__()
-    inner = [(name, getattr(parameter, name)) for name in names]
-    return [(f".{name}{suffix}", leaf) for name, tensor in inner for suffix, leaf in leaves_of(tensor)]
-
-
-def named_leaves(model: torch.nn.Module, remove_duplicate: bool = True) -> list[tuple[str, torch.Tensor]]:
-    """What the session holds of a model's parameters, and large buffers that nobody changes."""
-    named = model.named_parameters(remove_duplicate=remove_duplicate)
-    leaves = [(name + suffix, leaf) for name, parameter in named for suffix, leaf in leaves_of(parameter)]
-    return leaves + Constants(model).named
-
-
-def named_buffers(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
-    """What the session holds of a model's buffers."""
-    constants = dict(Constants(model).named)
-    return [
-        (name, buffer) for name, buffer in model.named_buffers() if not buffer.is_quantized and name not in constants
-    ]
-
-
-def tensors_of(model: torch.nn.Module) -> list[torch.Tensor]:
-    """Parameters, then buffers, each once: the order in which host and runners number them."""
-    return [*model.parameters(), *model.buffers()]
 
 
 def _buffer_names(model: torch.nn.Module) -> set[str]:

@@ -1,5 +1,5 @@
 # Runs in: the host, the manager and runners.
-"""Where the tensors of a model lie in memory that processes share."""
+"""Where tensors lie in memory that processes share."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ import torch
 
 from accelmgr._common.memfd import MAP_NORESERVE
 from accelmgr._common.memory import is_compact, is_expanded, stored
-from accelmgr._common.model_changes import named_buffers, named_leaves
-from accelmgr.errors import ModelError
 
 ALIGNMENT = 64
 
@@ -25,7 +23,7 @@ def aligned(size: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Slot:
-    """The place of a tensor of the model in the memfd of values."""
+    """The place of a tensor in memory."""
 
     name: str
     dtype: torch.dtype
@@ -47,14 +45,6 @@ class Slot:
             return torch.empty(self.shape, dtype=self.dtype)
         flat = torch.frombuffer(memory, dtype=self.dtype, count=self.extent, offset=self.offset)
         return flat.as_strided(self.shape, self.strides)
-
-
-def tensors_of(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
-    """Parameters (named_leaves()), then buffers, each tensor once under its first name."""
-    for name, parameter in model.named_parameters():
-        if isinstance(parameter, torch.nn.parameter.UninitializedParameter):
-            raise ModelError(f"parameter '{name}' of the model is not initialized; call the model once first")
-    return [*named_leaves(model), *named_buffers(model)]
 
 
 def extent_of(tensor: torch.Tensor) -> tuple[int, int]:

@@ -15,9 +15,10 @@ from accelmgr._common import memory
 from accelmgr._common.buffers import FORMS, KEPT
 from accelmgr._common.constants import CHANGES, Constants
 from accelmgr._common.grown_buffers import Forms
-from accelmgr._common.model_changes import Changes, Structure, leaves_of, named_leaves
+from accelmgr._common.model_changes import Changes, Structure
 from accelmgr._common.placement import private_copies
 from accelmgr._common.record import Record
+from accelmgr._common.session_tensors import leaves_of, named_leaves
 from accelmgr._host.master import Master, check_on_cpu
 from accelmgr._host.optimizers import check_kind
 from accelmgr._host.weights import Weights

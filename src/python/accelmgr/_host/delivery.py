@@ -26,8 +26,8 @@ from accelmgr._common.kept_attributes import kept_attributes
 from accelmgr._common.loaders import LoaderElements
 from accelmgr._common.long_elements import LongElements
 from accelmgr._common.model_changes import module_places
-from accelmgr._common.placement import tensors_of
 from accelmgr._common.record import Record
+from accelmgr._common.session_tensors import tensors_of
 from accelmgr._host.following import Following
 from accelmgr._host.model_sending import (
     ForkedModel,

@@ -27,12 +27,13 @@ from typing import Any
 import cloudpickle
 import torch
 
-from accelmgr._common.memfd import FORKED_OBJECTS, make_memfd
-from accelmgr._common.model_changes import named_leaves
+from accelmgr._common.child import FORKED_OBJECTS
+from accelmgr._common.memfd import make_memfd
 from accelmgr._common.model_pickling import Attached, ModelPickler, culprit
 from accelmgr._common.origin import SCRIPT, is_of_library
 from accelmgr._common.pickling import CannotPickle, Pickled, attempted, dump_dataset
-from accelmgr._common.placement import aligned, copy_values, drop_values, private_copies, slots_of, tensors_of
+from accelmgr._common.placement import aligned, copy_values, drop_values, private_copies, slots_of
+from accelmgr._common.session_tensors import named_leaves, tensors_of
 from accelmgr.errors import DataError, ModelError
 
 PickledDataset = tuple[bytes, list[memoryview]]

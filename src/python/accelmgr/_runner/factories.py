@@ -21,8 +21,8 @@ from accelmgr._common.elements import Elements
 from accelmgr._common.grown_buffers import Forms, tell
 from accelmgr._common.loaders import makes_batches
 from accelmgr._common.pickling import send_definitions_to_workers
-from accelmgr._common.placement import tensors_of
 from accelmgr._common.reading import epochs_of, seed_generators
+from accelmgr._common.session_tensors import tensors_of
 from accelmgr._runner import cuda as _cuda
 from accelmgr._runner import xla
 from accelmgr._runner.received import Received

@@ -12,11 +12,12 @@ from typing import Any
 
 import torch
 
+from accelmgr._common.child import FORKED_OBJECTS
 from accelmgr._common.constants import expect_constants
-from accelmgr._common.memfd import FORKED_OBJECTS, MAP_NORESERVE, open_memfd, why_not_opened
-from accelmgr._common.model_changes import named_buffers
+from accelmgr._common.memfd import MAP_NORESERVE, open_memfd, why_not_opened
 from accelmgr._common.pickling import KnownUnpickler, load_dataset
-from accelmgr._common.placement import aligned, private_copies, slots_of, tensors_of
+from accelmgr._common.placement import aligned, private_copies, slots_of
+from accelmgr._common.session_tensors import named_buffers, tensors_of
 from accelmgr.errors import ModelError, UsageError
 
 

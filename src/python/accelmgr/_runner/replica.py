@@ -30,11 +30,12 @@ from accelmgr._common.inner import OPTIMIZERS, Order, Resident, check_made, para
 from accelmgr._common.joint_update import JointUpdate, Place
 from accelmgr._common.long_elements import element_in
 from accelmgr._common.memory import dense_over, dtype_name, tensor_over
-from accelmgr._common.model_changes import MODES, Structure, named_leaves
+from accelmgr._common.model_changes import MODES, Structure
 from accelmgr._common.objective import Objective, call
 from accelmgr._common.optimizer_pickling import received
 from accelmgr._common.reading import seed_generators
 from accelmgr._common.record import NOTHING, PLACE, Reader
+from accelmgr._common.session_tensors import named_leaves
 from accelmgr._runner.gradient_hooks import GRADIENT, GradientHooks
 from accelmgr._runner.outputs import Numbers, read_outputs
 from accelmgr._runner.outside import Outside
