@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import accelmgr
-from accelmgr._common import checkpoint_values as _values
+from accelmgr._serialization import checkpoint_values as _values
 
 
 class Rows(torch.utils.data.Dataset):

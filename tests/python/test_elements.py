@@ -30,8 +30,8 @@ from accelmgr._common import long_elements
 from accelmgr._common.elements import PICKLED, Elements, collated, mapped, restore_structure
 from accelmgr._common.feed import Feed
 from accelmgr._common.long_elements import LongElements, element_in
-from accelmgr._common.pickling import dump_dataset, load_dataset
 from accelmgr._common.reading import Reading
+from accelmgr._serialization.pickling import dump_dataset, load_dataset
 
 Pair = collections.namedtuple("Pair", "x y")
 OPTIONS = {"as_bytes": False, "max_element_bytes": 0}

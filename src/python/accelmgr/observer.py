@@ -10,8 +10,8 @@ from typing import NamedTuple
 import torch
 
 from accelmgr import _native
-from accelmgr._common import memory
 from accelmgr._host import arguments
+from accelmgr._memory.tensors import tensor_over
 from accelmgr.errors import UsageError
 
 
@@ -75,7 +75,7 @@ class Observer:
         `Manager.unfinished` of the next host says so.
         """
         version, step, places = self._opened().parameters(timeout)
-        tensors = {p.name: memory.tensor_over(p.memory, p.dtype, p.shape, p.strides) for p in places}
+        tensors = {p.name: tensor_over(p.memory, p.dtype, p.shape, p.strides) for p in places}
         return ParameterCopy(version, step, tensors)
 
     def close(self) -> None:

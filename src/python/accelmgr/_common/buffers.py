@@ -21,7 +21,7 @@ import torch
 from accelmgr._common.constants import CHANGES, Constants
 from accelmgr._common.grown_buffers import Form, Forms, form_of
 from accelmgr._common.kept_attributes import LARGEST_BYTES, MISSING, Before, is_tensor, kept_attributes, same
-from accelmgr._common.memory import write
+from accelmgr._memory.tensors import write
 from accelmgr.errors import ModelError
 
 FORMS = "<forms>"

@@ -20,9 +20,9 @@ from typing import Any
 
 import cloudpickle
 
-from accelmgr._common.memfd import HostFile, open_memfd
-from accelmgr._common.origin import SCRIPT
-from accelmgr._common.pickling import CannotPickle, attempted, dump
+from accelmgr._memory.memfd import HostFile, open_memfd
+from accelmgr._serialization.origin import SCRIPT
+from accelmgr._serialization.pickling import CannotPickle, attempted, dump
 from accelmgr.errors import ModelError, UsageError
 
 NAME = "accelmgr-call"

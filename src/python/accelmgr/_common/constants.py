@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from accelmgr._common.memory import is_compact, stored
+from accelmgr._memory.tensors import is_compact, stored
 
 CONSTANT_BYTES = 1 << 20
 CHANGES = "", ()

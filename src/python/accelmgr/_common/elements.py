@@ -16,8 +16,8 @@ import torch
 from accelmgr._common.feed import Client, FeedAddress
 from accelmgr._common.loaders import Collated, LoaderElements, dumped, loaded
 from accelmgr._common.long_elements import LENGTH, PLACE, LongElements
-from accelmgr._common.memory import dtype_name
 from accelmgr._common.reading import Reading, is_indexed, other_elements, set_generator_states
+from accelmgr._memory.tensors import dtype_name
 from accelmgr.errors import DataError
 
 # Field names that encode the kind of an element. The fields of a mapping have its own keys.

@@ -33,7 +33,6 @@ from typing import Any
 
 import torch
 
-from accelmgr._common.describe import describe
 from accelmgr._common.loaders import LoaderElements, dumped
 from accelmgr._common.reading import (
     Reading,
@@ -43,6 +42,7 @@ from accelmgr._common.reading import (
     seed_generators,
     set_generator_states,
 )
+from accelmgr._serialization.describe import describe
 from accelmgr.errors import DataError
 
 logger = logging.getLogger("accelmgr")

@@ -14,8 +14,8 @@ import struct
 
 import torch
 
-from accelmgr._common.memfd import HostFile, open_memfd
-from accelmgr._common.memory import dtype_name
+from accelmgr._memory.memfd import HostFile, open_memfd
+from accelmgr._memory.tensors import dtype_name
 
 NAME = "accelmgr-grown"
 

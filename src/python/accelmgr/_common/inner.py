@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from accelmgr._common.describe import describe
-from accelmgr._common.memfd import HostFile, open_memfd
+from accelmgr._memory.memfd import HostFile, open_memfd
+from accelmgr._serialization.describe import describe
 from accelmgr.errors import ModelError
 
 OPTIMIZERS: weakref.WeakValueDictionary[int, torch.optim.Optimizer] = weakref.WeakValueDictionary()

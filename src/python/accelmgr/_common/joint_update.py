@@ -16,8 +16,8 @@ from torch.optim import optimizer as _torch_optimizer
 
 from accelmgr import _native
 from accelmgr._common.inner import Division, Order, Resident, parameters_of
-from accelmgr._common.memfd import open_memfd
-from accelmgr._common.memory import tensor_over, write
+from accelmgr._memory.memfd import open_memfd
+from accelmgr._memory.tensors import tensor_over, write
 
 NAME = "accelmgr-parameters"
 

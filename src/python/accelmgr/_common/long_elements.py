@@ -16,7 +16,7 @@ import os
 import struct
 import weakref
 
-from accelmgr._common.memfd import memfd_file, open_memfd
+from accelmgr._memory.memfd import memfd_file, open_memfd
 from accelmgr.errors import DataError
 
 NAME = "accelmgr-long"

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import torch
 
-from accelmgr._common.describe import describe
+from accelmgr._serialization.describe import describe
 from accelmgr.errors import ConfigError, ModelError
 
 Loss = Callable[..., Any] | int | str

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from accelmgr._common.inner import Order
-from accelmgr._common.memfd import HostFile, open_memfd
-from accelmgr._common.model_pickling import culprit
-from accelmgr._common.pickling import CannotPickle, KnownPickler, KnownUnpickler, attempted
+from accelmgr._memory.memfd import HostFile, open_memfd
+from accelmgr._serialization.model_pickling import culprit
+from accelmgr._serialization.pickling import CannotPickle, KnownPickler, KnownUnpickler, attempted
 from accelmgr.errors import UsageError
 
 NAME = "accelmgr-optimizer"

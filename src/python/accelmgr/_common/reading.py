@@ -29,7 +29,7 @@ from typing import Any
 
 import torch
 
-from accelmgr._common.checkpoint_values import as_text, decode, encode, from_text
+from accelmgr._serialization.checkpoint_values import as_text, decode, encode, from_text
 from accelmgr.errors import ConfigError, DataError
 
 if "numpy" in sys.modules:

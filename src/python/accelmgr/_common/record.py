@@ -17,7 +17,7 @@ from typing import Any
 
 import cloudpickle
 
-from accelmgr._common.memfd import memfd_file, open_memfd
+from accelmgr._memory.memfd import memfd_file, open_memfd
 
 PLACE = struct.Struct("<II")
 """The place of a publication: the host's descriptor, and the publication's number."""

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils import deterministic
 
-from accelmgr._common.pickling import is_picklable
+from accelmgr._serialization.pickling import is_picklable
 
 Values = dict[str, Any]
 

@@ -11,17 +11,17 @@ from typing import cast
 import torch
 
 from accelmgr import _native
-from accelmgr._common import memory
 from accelmgr._common.buffers import FORMS, KEPT
 from accelmgr._common.constants import CHANGES, Constants
 from accelmgr._common.grown_buffers import Forms
 from accelmgr._common.model_changes import Changes, Structure
-from accelmgr._common.placement import private_copies
 from accelmgr._common.record import Record
 from accelmgr._common.session_tensors import leaves_of, named_leaves
 from accelmgr._host.master import Master, check_on_cpu
 from accelmgr._host.optimizers import check_kind
 from accelmgr._host.weights import Weights
+from accelmgr._memory.placement import private_copies
+from accelmgr._memory.tensors import addressed, named_tensors
 from accelmgr.errors import ModelError, UsageError
 
 logger = logging.getLogger("accelmgr")
@@ -161,7 +161,7 @@ class Binding:
         for name, tensor in changes:
             check_on_cpu("update_buffers", name, tensor)
         dense = [(name, tensor.contiguous().resolve_conj().resolve_neg()) for name, tensor in changes]
-        self._handle.update_buffers(memory.addressed(dense))
+        self._handle.update_buffers(addressed(dense))
         self._changes.told(changes)
 
     def show(self, counted: bool, overwritten: bool) -> None:
@@ -187,7 +187,7 @@ class Binding:
 
     def buffers(self) -> dict[str, torch.Tensor]:
         """Copies of the buffers of the last committed step."""
-        buffers = dict(memory.named_tensors(self._handle.buffers()))
+        buffers = dict(named_tensors(self._handle.buffers()))
         for name in (FORMS, KEPT):
             buffers.pop(name, None)
         if self._constants is not None:

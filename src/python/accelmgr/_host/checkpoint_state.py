@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from accelmgr import _native
-from accelmgr._common.checkpoint_values import decode, encode
+from accelmgr._serialization.checkpoint_values import decode, encode
 from accelmgr.errors import CheckpointError
 
 _STATES = "accelmgr"  # The key of our own values in the JSON of a checkpoint, beside the keys of the user.

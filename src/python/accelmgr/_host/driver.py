@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from accelmgr import _native
-from accelmgr._common import memory
 from accelmgr._common.inner import Order
 from accelmgr._common.objective import model_of
 from accelmgr._host import checkpoint_state as _state
@@ -20,6 +19,7 @@ from accelmgr._host import optimizers
 from accelmgr._host.binding import Binding
 from accelmgr._host.pending import PendingSteps
 from accelmgr._host.session_updates import Numbers
+from accelmgr._memory.tensors import addressed
 from accelmgr.errors import ManagerLost, SessionError, UsageError
 
 MOST_LOSSES = 3
@@ -502,7 +502,7 @@ class Driver:
         self.sync()
         self._bound.check()  # Gradients that were dropped since the last step must not come back.
         values, saved = _state.collected(extra or {}, tensors or {}, {"optimizer": optimizer, "scheduler": scheduler})
-        return self._handle.save_checkpoint(metric, memory.addressed(saved.items()), values)
+        return self._handle.save_checkpoint(metric, addressed(saved.items()), values)
 
     @property
     def checkpoint_requested(self) -> bool:

@@ -35,8 +35,8 @@ from accelmgr._common.inner import (
 )
 from accelmgr._common.joint_update import SharedParameters
 from accelmgr._common.kept_attributes import MISSING, kept_attributes
-from accelmgr._common.memory import write
 from accelmgr._common.optimizer_pickling import SentOptimizer
+from accelmgr._memory.tensors import write
 from accelmgr.errors import ManagerLost, ModelError, RunnerError, RunnerLost, SessionError, UsageError
 
 if TYPE_CHECKING:

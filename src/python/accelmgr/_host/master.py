@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import torch
 
 from accelmgr import _native
-from accelmgr._common.memory import dtype_name, is_expanded, stored, tensor_over, write
 from accelmgr._host.weights import Weights
+from accelmgr._memory.tensors import dtype_name, is_expanded, stored, tensor_over, write
 from accelmgr.errors import ModelError
 
 Named = list[tuple[str, torch.Tensor]]

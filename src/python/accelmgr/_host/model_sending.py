@@ -28,12 +28,12 @@ import cloudpickle
 import torch
 
 from accelmgr._common.child import FORKED_OBJECTS
-from accelmgr._common.memfd import make_memfd
-from accelmgr._common.model_pickling import Attached, ModelPickler, culprit
-from accelmgr._common.origin import SCRIPT, is_of_library
-from accelmgr._common.pickling import CannotPickle, Pickled, attempted, dump_dataset
-from accelmgr._common.placement import aligned, copy_values, drop_values, private_copies, slots_of
 from accelmgr._common.session_tensors import named_leaves, tensors_of
+from accelmgr._memory.memfd import make_memfd
+from accelmgr._memory.placement import aligned, copy_values, drop_values, private_copies, slots_of
+from accelmgr._serialization.model_pickling import Attached, ModelPickler, culprit
+from accelmgr._serialization.origin import SCRIPT, is_of_library
+from accelmgr._serialization.pickling import CannotPickle, Pickled, attempted, dump_dataset
 from accelmgr.errors import DataError, ModelError
 
 PickledDataset = tuple[bytes, list[memoryview]]

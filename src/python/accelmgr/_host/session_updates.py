@@ -10,7 +10,7 @@ import torch
 
 from accelmgr import _native
 from accelmgr._common.inner import parameters_of
-from accelmgr._common.memory import tensor_over, write
+from accelmgr._memory.tensors import tensor_over, write
 from accelmgr.errors import UsageError
 
 logger = logging.getLogger("accelmgr")

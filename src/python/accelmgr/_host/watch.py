@@ -27,8 +27,8 @@ import torch
 from accelmgr import _native
 from accelmgr._common.grown_buffers import Forms
 from accelmgr._common.kept_attributes import are_kept
-from accelmgr._common.origin import is_of_script
 from accelmgr._common.session_tensors import named_leaves
+from accelmgr._serialization.origin import is_of_script
 
 OF_TENSORS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 IGNORED = frozenset({"training", "_compiled_call_impl"})

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from accelmgr._common.memory import unfilled, write
+from accelmgr._memory.tensors import unfilled, write
 from accelmgr.errors import ConfigError, ModelError
 
 Files = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]

@@ -17,11 +17,11 @@ import weakref
 
 import torch
 
-from accelmgr._common.describe import encodable
-from accelmgr._common.memfd import open_memfd
 from accelmgr._launch import refresh_environment
 from accelmgr._launch.main_module import Main, dumps, run_top
 from accelmgr._launch.target import Target
+from accelmgr._memory.memfd import open_memfd
+from accelmgr._serialization.describe import encodable
 from accelmgr.errors import UsageError
 
 MOST_FRAMES = 16

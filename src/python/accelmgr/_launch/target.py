@@ -9,10 +9,10 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from accelmgr._common.memfd import make_memfd
-from accelmgr._common.model_pickling import culprit
-from accelmgr._common.pickling import is_picklable
 from accelmgr._launch.main_module import dumps, own_main
+from accelmgr._memory.memfd import make_memfd
+from accelmgr._serialization.model_pickling import culprit
+from accelmgr._serialization.pickling import is_picklable
 from accelmgr.errors import UsageError
 
 LARGE_BYTES = 16 * 1024 * 1024

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from accelmgr import _native
-from accelmgr._common.describe import describe
 from accelmgr._runner.device import KEY, check_autograd
+from accelmgr._serialization.describe import describe
 from accelmgr.errors import ConfigError
 
 

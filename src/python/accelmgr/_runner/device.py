@@ -15,7 +15,7 @@ import torch
 
 from accelmgr import _native
 from accelmgr._common.joint_update import Place
-from accelmgr._common.memory import order_of, ordered, tensor_over, unfilled
+from accelmgr._memory.tensors import order_of, ordered, tensor_over, unfilled
 from accelmgr._runner.gradient_hooks import Kept, put_back, set_aside
 from accelmgr._runner.replica import Abandoned, Changes, Field, Replica
 from accelmgr.errors import ConfigError, DeviceError, ModelError

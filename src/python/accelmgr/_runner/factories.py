@@ -20,7 +20,6 @@ from accelmgr._common import torch_settings
 from accelmgr._common.elements import Elements
 from accelmgr._common.grown_buffers import Forms, tell
 from accelmgr._common.loaders import makes_batches
-from accelmgr._common.pickling import send_definitions_to_workers
 from accelmgr._common.reading import epochs_of, seed_generators
 from accelmgr._common.session_tensors import tensors_of
 from accelmgr._runner import cuda as _cuda
@@ -30,6 +29,7 @@ from accelmgr._runner.replica import Changes, Replica, check_autocast, prepare_r
 from accelmgr._runner.replica_accelerator import AcceleratorReplica, check_build, open_device
 from accelmgr._runner.replica_cuda import CudaReplica
 from accelmgr._runner.replica_xla import XlaReplica
+from accelmgr._serialization.pickling import send_definitions_to_workers
 from accelmgr.errors import ConfigError, DataError, ModelError
 
 Options = Mapping[str, str]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 
 from accelmgr import _native
-from accelmgr._common.memory import order_of, ordered
+from accelmgr._memory.tensors import order_of, ordered
 from accelmgr.errors import ModelError
 
 GRADIENT = operator.attrgetter("grad")

@@ -23,10 +23,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from accelmgr._common.describe import describe
 from accelmgr._common.elements import mapped, tensors_in
 from accelmgr._runner.cuda import Cuda, Graph
 from accelmgr._runner.outputs import Numbers
+from accelmgr._serialization.describe import describe
 
 WARM_UP = 3
 """Attempts before the first recording, with micro-batches of one form: libraries choose their kernels in these."""

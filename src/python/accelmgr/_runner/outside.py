@@ -28,9 +28,9 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from accelmgr._common.elements import tensors_in
-from accelmgr._common.memory import dtype_name
 from accelmgr._common.objective import Objective
-from accelmgr._common.origin import is_of_library
+from accelmgr._memory.tensors import dtype_name
+from accelmgr._serialization.origin import is_of_library
 from accelmgr.errors import ModelError
 
 MOST = 20_000

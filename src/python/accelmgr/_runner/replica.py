@@ -23,22 +23,22 @@ from accelmgr._common import torch_settings
 from accelmgr._common.buffers import Buffers
 from accelmgr._common.calls import answer
 from accelmgr._common.constants import CHANGES, Constants
-from accelmgr._common.describe import describe
 from accelmgr._common.elements import PICKLED, collated, mapped, restore_structure, structure_of
 from accelmgr._common.grown_buffers import Forms
 from accelmgr._common.inner import OPTIMIZERS, Order, Resident, check_made, parameters_of
 from accelmgr._common.joint_update import JointUpdate, Place
 from accelmgr._common.long_elements import element_in
-from accelmgr._common.memory import dense_over, dtype_name, tensor_over
 from accelmgr._common.model_changes import MODES, Structure
 from accelmgr._common.objective import Objective, call
 from accelmgr._common.optimizer_pickling import received
 from accelmgr._common.reading import seed_generators
 from accelmgr._common.record import NOTHING, PLACE, Reader
 from accelmgr._common.session_tensors import named_leaves
+from accelmgr._memory.tensors import dense_over, dtype_name, tensor_over
 from accelmgr._runner.gradient_hooks import GRADIENT, GradientHooks
 from accelmgr._runner.outputs import Numbers, read_outputs
 from accelmgr._runner.outside import Outside
+from accelmgr._serialization.describe import describe
 from accelmgr.errors import ConfigError, ModelError
 
 Field = tuple[str, str, tuple[int, ...], Any]

@@ -19,11 +19,10 @@ from typing import Any
 import torch
 
 from accelmgr import _native
-from accelmgr._common.describe import describe
 from accelmgr._common.elements import PICKLED, mapped, restore_structure
 from accelmgr._common.inner import Order, Resident
 from accelmgr._common.joint_update import Place
-from accelmgr._common.memory import dense_over, stored
+from accelmgr._memory.tensors import dense_over, stored
 from accelmgr._runner.cuda import Cuda, failure_of
 from accelmgr._runner.cuda_gradient_hooks import CudaGradientHooks
 from accelmgr._runner.device import KEY, DeviceReplica
@@ -37,6 +36,7 @@ from accelmgr._runner.replica import (
     Field,
     described,
 )
+from accelmgr._serialization.describe import describe
 from accelmgr.errors import ConfigError, DeviceError, ModelError, UsageError
 
 ALIGNMENT = 64  # Of each tensor in memory that several share, in bytes.

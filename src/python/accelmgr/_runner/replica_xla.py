@@ -24,7 +24,7 @@ from typing import Any
 import torch
 import torch.utils.dlpack
 
-from accelmgr._common.memory import unfilled
+from accelmgr._memory.tensors import unfilled
 from accelmgr._runner.device import ThreadReplica
 from accelmgr._runner.replica import Changes
 from accelmgr.errors import ModelError

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from accelmgr._common.memory import write
+from accelmgr._memory.tensors import write
 from accelmgr.errors import ModelError
 from accelmgr.manager import Manager
 

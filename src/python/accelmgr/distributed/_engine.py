@@ -9,7 +9,7 @@ import cloudpickle
 import torch
 
 from accelmgr import _native
-from accelmgr._common.memory import dtype_name
+from accelmgr._memory.tensors import dtype_name
 from accelmgr.distributed import _devices, _torch
 from accelmgr.errors import ConfigError, UsageError
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from accelmgr._common.memory import dense_over, dtype_name, order_of, ordered
+from accelmgr._memory.tensors import dense_over, dtype_name, order_of, ordered
 from accelmgr.errors import CheckpointError
 
 LARGEST = 2**63

@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, TypeVar
 import cloudpickle
 import torch
 
-from accelmgr._common.origin import SCRIPT
+from accelmgr._serialization.origin import SCRIPT
 
 Buffer = bytes | bytearray | memoryview
 Pickled = TypeVar("Pickled")

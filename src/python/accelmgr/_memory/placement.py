@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from accelmgr._common.memfd import MAP_NORESERVE
-from accelmgr._common.memory import is_compact, is_expanded, stored
+from accelmgr._memory.memfd import MAP_NORESERVE
+from accelmgr._memory.tensors import is_compact, is_expanded, stored
 
 ALIGNMENT = 64
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.nn.utils import parametrize
 
-from accelmgr._common.pickling import KnownPickler, is_picklable
+from accelmgr._serialization.pickling import KnownPickler, is_picklable
 
 HOOKS_OF_TENSORS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 

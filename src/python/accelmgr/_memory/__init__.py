@@ -1,0 +1,1 @@
+"""Memory that processes share, and tensors in it."""

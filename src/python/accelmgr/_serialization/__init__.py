@@ -1,0 +1,1 @@
+"""How objects of the script become bytes: for another process, or for a checkpoint."""
