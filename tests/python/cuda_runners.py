@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 import accelmgr
 from accelmgr import _native
-from accelmgr._common import torch_settings
+from accelmgr._process import torch_settings
 from accelmgr._runner import cuda as _cuda
 
 TESTS = pathlib.Path(_native.__file__).parents[2] / "tests"

@@ -20,7 +20,7 @@ from programs import run
 from test_inner import ELEMENTS, Net, assert_same, in_host, manager_of
 
 import accelmgr
-from accelmgr._common import torch_settings
+from accelmgr._process import torch_settings
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch.utils import deterministic
 
 import accelmgr
-from accelmgr._common import torch_settings as _settings
+from accelmgr._process import torch_settings as _settings
 
 LEFT_OUT = {
     "get_autocast_cpu_dtype": "an older name of what autocast has",

@@ -12,7 +12,7 @@ import pytest
 
 import accelmgr
 from accelmgr import _native
-from accelmgr._common import torch_version
+from accelmgr._process import torch_version
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PACKAGE = pathlib.Path(accelmgr.__file__).parent

@@ -9,7 +9,9 @@ for result in manager.steps(100):
 
 from __future__ import annotations
 
-from accelmgr._common import torch_version  # noqa: F401  (first: checks that torch is there)
+from accelmgr._process import torch_version  # noqa: F401  (checks that torch is there)
+
+# isort: split
 from accelmgr._host.pending import PendingSteps
 from accelmgr._native import VERSION as _VERSION
 from accelmgr._native import (

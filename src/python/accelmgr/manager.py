@@ -16,7 +16,6 @@ import torch
 
 from accelmgr import _native
 from accelmgr._common import loaders
-from accelmgr._common.child import embed
 from accelmgr._common.objective import Extra, Loss, made_whole, whole
 from accelmgr._common.reading import epochs_of
 from accelmgr._common.session_tensors import named_leaves
@@ -28,6 +27,7 @@ from accelmgr._host.following import Following
 from accelmgr._host.inner import Standing
 from accelmgr._host.inner_driver import InnerDriver
 from accelmgr._host.weights import Files, Weights, made_empty
+from accelmgr._process.child import embed
 from accelmgr.errors import ConfigError, DataError, Error, ForkHangs, ModelError, RunnerError, SessionError, UsageError
 
 logger = logging.getLogger("accelmgr")

@@ -16,7 +16,6 @@ import torch
 
 from accelmgr import _native
 from accelmgr._common import grown_buffers
-from accelmgr._common import torch_settings as _settings
 from accelmgr._common.buffers import FORMS, KEPT
 from accelmgr._common.calls import Calls
 from accelmgr._common.constants import CHANGES, Constants, expect_constants
@@ -37,6 +36,7 @@ from accelmgr._host.model_sending import (
     pickled,
     pickled_dataset,
 )
+from accelmgr._process import torch_settings as _settings
 from accelmgr.errors import DataError
 
 logger = logging.getLogger("accelmgr")

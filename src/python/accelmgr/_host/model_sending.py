@@ -27,10 +27,10 @@ from typing import Any
 import cloudpickle
 import torch
 
-from accelmgr._common.child import FORKED_OBJECTS
 from accelmgr._common.session_tensors import named_leaves, tensors_of
 from accelmgr._memory.memfd import make_memfd
 from accelmgr._memory.placement import aligned, copy_values, drop_values, private_copies, slots_of
+from accelmgr._process.child import FORKED_OBJECTS
 from accelmgr._serialization.model_pickling import Attached, ModelPickler, culprit
 from accelmgr._serialization.origin import SCRIPT, is_of_library
 from accelmgr._serialization.pickling import CannotPickle, Pickled, attempted, dump_dataset

@@ -16,7 +16,7 @@ from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 from accelmgr import _native
-from accelmgr._common import torch_settings
+from accelmgr._process import torch_settings
 from accelmgr.errors import UsageError
 
 END = object()

@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from accelmgr import _native
-from accelmgr._common.child import embed
 from accelmgr._launch import refresh_environment
 from accelmgr._launch.options import text_of
 from accelmgr._launch.target import Payload, Target
+from accelmgr._process.child import embed
 from accelmgr.errors import SpawnError
 
 

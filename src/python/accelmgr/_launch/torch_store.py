@@ -8,7 +8,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from accelmgr._common import torch_version
+from accelmgr._process import torch_version
 from accelmgr.errors import ConfigError
 
 FIRST_PAUSE_S = 0.001

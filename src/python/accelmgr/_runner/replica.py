@@ -19,7 +19,6 @@ from typing import Any
 import torch
 
 from accelmgr import _native
-from accelmgr._common import torch_settings
 from accelmgr._common.buffers import Buffers
 from accelmgr._common.calls import answer
 from accelmgr._common.constants import CHANGES, Constants
@@ -35,6 +34,7 @@ from accelmgr._common.reading import seed_generators
 from accelmgr._common.record import NOTHING, PLACE, Reader
 from accelmgr._common.session_tensors import named_leaves
 from accelmgr._memory.tensors import dense_over, dtype_name, tensor_over
+from accelmgr._process import torch_settings
 from accelmgr._runner.gradient_hooks import GRADIENT, GradientHooks
 from accelmgr._runner.outputs import Numbers, read_outputs
 from accelmgr._runner.outside import Outside

@@ -1,0 +1,1 @@
+"""What belongs to a process: its role, its torch, its settings and threads."""
