@@ -9,7 +9,7 @@ from oracle import Oracle, assert_equal
 from torch import nn
 
 import accelmgr
-from accelmgr._common.elements import Elements
+from accelmgr._data.elements import Elements
 
 
 class Line(nn.Module):

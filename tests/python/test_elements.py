@@ -26,11 +26,11 @@ from hypothesis import strategies as st
 from torch.utils.data import default_collate
 
 import accelmgr
-from accelmgr._common import long_elements
-from accelmgr._common.elements import PICKLED, Elements, collated, mapped, restore_structure
-from accelmgr._common.feed import Feed
-from accelmgr._common.long_elements import LongElements, element_in
-from accelmgr._common.reading import Reading
+from accelmgr._data import long_elements
+from accelmgr._data.elements import PICKLED, Elements, collated, mapped, restore_structure
+from accelmgr._data.feed import Feed
+from accelmgr._data.long_elements import LongElements, element_in
+from accelmgr._data.reading import Reading
 from accelmgr._serialization.pickling import dump_dataset, load_dataset
 
 Pair = collections.namedtuple("Pair", "x y")

@@ -22,9 +22,9 @@ import pytest
 import torch
 
 import accelmgr
-from accelmgr._common import feed as _feed
-from accelmgr._common.elements import Elements
-from accelmgr._common.feed import Client, Feed
+from accelmgr._data import feed as _feed
+from accelmgr._data.elements import Elements
+from accelmgr._data.feed import Client, Feed
 
 NPROCS = 2
 BATCH = 2

@@ -79,11 +79,12 @@ def test_no_module_of_the_package_imports_itself_by_way_of_others() -> None:
 
 
 # What the modules of each folder may import of the package.
-SHARED = {"_memory", "_serialization", "_process", "_common"}
+SHARED = {"_memory", "_serialization", "_process", "_data", "_common"}
 ROOMS = {
     "_memory": set(),
     "_serialization": {"_memory"},
     "_process": {"_serialization"},
+    "_data": {"_memory", "_serialization"},
     "_common": {"_memory", "_serialization", "_process"},
     "_host": SHARED,
     "_runner": SHARED,

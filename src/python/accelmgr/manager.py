@@ -15,10 +15,10 @@ from typing import Any
 import torch
 
 from accelmgr import _native
-from accelmgr._common import loaders
 from accelmgr._common.objective import Extra, Loss, made_whole, whole
-from accelmgr._common.reading import epochs_of
 from accelmgr._common.session_tensors import named_leaves
+from accelmgr._data import loaders
+from accelmgr._data.reading import epochs_of
 from accelmgr._host import arguments, optimizers, program, sharing, status
 from accelmgr._host import start_method as start_methods
 from accelmgr._host.binding import Binding

@@ -19,14 +19,14 @@ from accelmgr._common import grown_buffers
 from accelmgr._common.buffers import FORMS, KEPT
 from accelmgr._common.calls import Calls
 from accelmgr._common.constants import CHANGES, Constants, expect_constants
-from accelmgr._common.feed import Feed, is_of_thread
 from accelmgr._common.grown_buffers import Forms, GrownBuffers
 from accelmgr._common.kept_attributes import kept_attributes
-from accelmgr._common.loaders import LoaderElements
-from accelmgr._common.long_elements import LongElements
 from accelmgr._common.model_changes import module_places
 from accelmgr._common.record import Record
 from accelmgr._common.session_tensors import tensors_of
+from accelmgr._data.feed import Feed, is_of_thread
+from accelmgr._data.loaders import LoaderElements
+from accelmgr._data.long_elements import LongElements
 from accelmgr._host.following import Following
 from accelmgr._host.model_sending import (
     ForkedModel,

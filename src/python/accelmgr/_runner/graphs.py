@@ -23,7 +23,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from accelmgr._common.elements import mapped, tensors_in
+from accelmgr._data.elements import mapped, tensors_in
 from accelmgr._runner.cuda import Cuda, Graph
 from accelmgr._runner.outputs import Numbers
 from accelmgr._serialization.describe import describe

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from accelmgr._common.elements import mapped
+from accelmgr._data.elements import mapped
 from accelmgr._runner.cuda import failure_of
 from accelmgr._runner.device import KEY, ThreadReplica, check_autograd
 from accelmgr._serialization.describe import describe

@@ -19,9 +19,9 @@ from typing import Any
 import torch
 
 from accelmgr import _native
-from accelmgr._common.elements import PICKLED, mapped, restore_structure
 from accelmgr._common.inner import Order, Resident
 from accelmgr._common.joint_update import Place
+from accelmgr._data.elements import PICKLED, mapped, restore_structure
 from accelmgr._memory.tensors import dense_over, stored
 from accelmgr._runner.cuda import Cuda, failure_of
 from accelmgr._runner.cuda_gradient_hooks import CudaGradientHooks

@@ -33,8 +33,8 @@ from typing import Any
 
 import torch
 
-from accelmgr._common.loaders import LoaderElements, dumped
-from accelmgr._common.reading import (
+from accelmgr._data.loaders import LoaderElements, dumped
+from accelmgr._data.reading import (
     Reading,
     checksum,
     generator_states,

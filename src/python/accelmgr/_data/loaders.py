@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch.utils.data import DataLoader
 
-from accelmgr._common.reading import END_OF_BATCH, generator_states
+from accelmgr._data.reading import END_OF_BATCH, generator_states
 from accelmgr._serialization.pickling import dump
 from accelmgr.errors import ConfigError, DataError
 

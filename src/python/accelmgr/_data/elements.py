@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from accelmgr._common.feed import Client, FeedAddress
-from accelmgr._common.loaders import Collated, LoaderElements, dumped, loaded
-from accelmgr._common.long_elements import LENGTH, PLACE, LongElements
-from accelmgr._common.reading import Reading, is_indexed, other_elements, set_generator_states
+from accelmgr._data.feed import Client, FeedAddress
+from accelmgr._data.loaders import Collated, LoaderElements, dumped, loaded
+from accelmgr._data.long_elements import LENGTH, PLACE, LongElements
+from accelmgr._data.reading import Reading, is_indexed, other_elements, set_generator_states
 from accelmgr._memory.tensors import dtype_name
 from accelmgr.errors import DataError
 
