@@ -11,7 +11,7 @@ from programs import run
 from torch import nn
 
 import accelmgr
-from accelmgr._common.calls import Calls
+from accelmgr._changes.calls import Calls
 
 SEEN: list[float] = []
 """forward() adds to it, in each runner to its own."""

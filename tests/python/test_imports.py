@@ -79,12 +79,14 @@ def test_no_module_of_the_package_imports_itself_by_way_of_others() -> None:
 
 
 # What the modules of each folder may import of the package.
-SHARED = {"_memory", "_serialization", "_process", "_data", "_common"}
+SHARED = {"_memory", "_serialization", "_process", "_data", "_model", "_changes", "_common"}
 ROOMS = {
     "_memory": set(),
     "_serialization": {"_memory"},
     "_process": {"_serialization"},
     "_data": {"_memory", "_serialization"},
+    "_model": {"_memory", "_serialization"},
+    "_changes": {"_memory", "_serialization", "_model"},
     "_common": {"_memory", "_serialization", "_process"},
     "_host": SHARED,
     "_runner": SHARED,

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import accelmgr
-from accelmgr._common.objective import Objective
+from accelmgr._model.objective import Objective
 from accelmgr._runner import outside
 from accelmgr._runner.replica import Replica
 

@@ -18,7 +18,7 @@ from torch import nn
 
 import accelmgr
 from accelmgr import _native
-from accelmgr._common.record import NOTHING, PLACE, Reader, Record
+from accelmgr._changes.record import NOTHING, PLACE, Reader, Record
 from accelmgr._host import start_method
 from accelmgr._host.watch import Watch
 

@@ -15,8 +15,6 @@ from typing import Any
 import torch
 
 from accelmgr import _native
-from accelmgr._common.objective import Extra, Loss, made_whole, whole
-from accelmgr._common.session_tensors import named_leaves
 from accelmgr._data import loaders
 from accelmgr._data.reading import epochs_of
 from accelmgr._host import arguments, optimizers, program, sharing, status
@@ -27,6 +25,8 @@ from accelmgr._host.following import Following
 from accelmgr._host.inner import Standing
 from accelmgr._host.inner_driver import InnerDriver
 from accelmgr._host.weights import Files, Weights, made_empty
+from accelmgr._model.objective import Extra, Loss, made_whole, whole
+from accelmgr._model.session_tensors import named_leaves
 from accelmgr._process.child import embed
 from accelmgr.errors import ConfigError, DataError, Error, ForkHangs, ModelError, RunnerError, SessionError, UsageError
 

@@ -14,7 +14,7 @@ import torch
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from accelmgr._common.session_tensors import leaves_of
+from accelmgr._model.session_tensors import leaves_of
 from accelmgr.errors import ConfigError, DataError, ModelError
 
 logger = logging.getLogger("accelmgr")

@@ -11,17 +11,17 @@ from typing import cast
 import torch
 
 from accelmgr import _native
-from accelmgr._common.buffers import FORMS, KEPT
-from accelmgr._common.constants import CHANGES, Constants
-from accelmgr._common.grown_buffers import Forms
-from accelmgr._common.model_changes import Changes, Structure
-from accelmgr._common.record import Record
-from accelmgr._common.session_tensors import leaves_of, named_leaves
+from accelmgr._changes.buffers import FORMS, KEPT
+from accelmgr._changes.grown_buffers import Forms
+from accelmgr._changes.model_changes import Changes, Structure
+from accelmgr._changes.record import Record
 from accelmgr._host.master import Master, check_on_cpu
 from accelmgr._host.optimizers import check_kind
 from accelmgr._host.weights import Weights
 from accelmgr._memory.placement import private_copies
 from accelmgr._memory.tensors import addressed, named_tensors
+from accelmgr._model.constants import CHANGES, Constants
+from accelmgr._model.session_tensors import leaves_of, named_leaves
 from accelmgr.errors import ModelError, UsageError
 
 logger = logging.getLogger("accelmgr")

@@ -15,15 +15,13 @@ from typing import Any, Protocol
 import torch
 
 from accelmgr import _native
-from accelmgr._common import grown_buffers
-from accelmgr._common.buffers import FORMS, KEPT
-from accelmgr._common.calls import Calls
-from accelmgr._common.constants import CHANGES, Constants, expect_constants
-from accelmgr._common.grown_buffers import Forms, GrownBuffers
-from accelmgr._common.kept_attributes import kept_attributes
-from accelmgr._common.model_changes import module_places
-from accelmgr._common.record import Record
-from accelmgr._common.session_tensors import tensors_of
+from accelmgr._changes import grown_buffers
+from accelmgr._changes.buffers import FORMS, KEPT
+from accelmgr._changes.calls import Calls
+from accelmgr._changes.grown_buffers import Forms, GrownBuffers
+from accelmgr._changes.kept_attributes import kept_attributes
+from accelmgr._changes.model_changes import module_places
+from accelmgr._changes.record import Record
 from accelmgr._data.feed import Feed, is_of_thread
 from accelmgr._data.loaders import LoaderElements
 from accelmgr._data.long_elements import LongElements
@@ -36,6 +34,8 @@ from accelmgr._host.model_sending import (
     pickled,
     pickled_dataset,
 )
+from accelmgr._model.constants import CHANGES, Constants, expect_constants
+from accelmgr._model.session_tensors import tensors_of
 from accelmgr._process import torch_settings as _settings
 from accelmgr.errors import DataError
 

@@ -13,13 +13,13 @@ import torch
 
 from accelmgr import _native
 from accelmgr._common.inner import Order
-from accelmgr._common.objective import model_of
 from accelmgr._host import checkpoint_state as _state
 from accelmgr._host import optimizers
 from accelmgr._host.binding import Binding
 from accelmgr._host.pending import PendingSteps
 from accelmgr._host.session_updates import Numbers
 from accelmgr._memory.tensors import addressed
+from accelmgr._model.objective import model_of
 from accelmgr.errors import ManagerLost, SessionError, UsageError
 
 MOST_LOSSES = 3

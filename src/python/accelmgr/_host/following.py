@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from accelmgr._common.grown_buffers import Forms
-from accelmgr._common.record import Record
+from accelmgr._changes.grown_buffers import Forms
+from accelmgr._changes.record import Record
 from accelmgr._host.watch import Watch
 from accelmgr._process import torch_settings
 from accelmgr.errors import DataError

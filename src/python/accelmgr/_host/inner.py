@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from accelmgr import _native
-from accelmgr._common.buffers import alike
-from accelmgr._common.grown_buffers import Forms
+from accelmgr._changes.buffers import alike
+from accelmgr._changes.grown_buffers import Forms
+from accelmgr._changes.kept_attributes import MISSING, kept_attributes
 from accelmgr._common.inner import (
     OPTIMIZERS,
     Numbers,
@@ -34,7 +35,6 @@ from accelmgr._common.inner import (
     parameters_of,
 )
 from accelmgr._common.joint_update import SharedParameters
-from accelmgr._common.kept_attributes import MISSING, kept_attributes
 from accelmgr._common.optimizer_pickling import SentOptimizer
 from accelmgr._memory.tensors import write
 from accelmgr.errors import ManagerLost, ModelError, RunnerError, RunnerLost, SessionError, UsageError

@@ -27,9 +27,9 @@ from typing import Any
 import cloudpickle
 import torch
 
-from accelmgr._common.session_tensors import named_leaves, tensors_of
 from accelmgr._memory.memfd import make_memfd
 from accelmgr._memory.placement import aligned, copy_values, drop_values, private_copies, slots_of
+from accelmgr._model.session_tensors import named_leaves, tensors_of
 from accelmgr._process.child import FORKED_OBJECTS
 from accelmgr._serialization.model_pickling import Attached, ModelPickler, culprit
 from accelmgr._serialization.origin import SCRIPT, is_of_library

@@ -25,9 +25,9 @@ from typing import Any
 import torch
 
 from accelmgr import _native
-from accelmgr._common.grown_buffers import Forms
-from accelmgr._common.kept_attributes import are_kept
-from accelmgr._common.session_tensors import named_leaves
+from accelmgr._changes.grown_buffers import Forms
+from accelmgr._changes.kept_attributes import are_kept
+from accelmgr._model.session_tensors import named_leaves
 from accelmgr._serialization.origin import is_of_script
 
 OF_TENSORS = ("_backward_hooks", "_post_accumulate_grad_hooks")

@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from accelmgr._common.grown_buffers import Forms, tell
-from accelmgr._common.session_tensors import tensors_of
+from accelmgr._changes.grown_buffers import Forms, tell
 from accelmgr._data.elements import Elements
 from accelmgr._data.loaders import makes_batches
 from accelmgr._data.reading import epochs_of, seed_generators
+from accelmgr._model.session_tensors import tensors_of
 from accelmgr._process import torch_settings
 from accelmgr._runner import cuda as _cuda
 from accelmgr._runner import xla

@@ -27,9 +27,9 @@ from typing import Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from accelmgr._common.objective import Objective
 from accelmgr._data.elements import tensors_in
 from accelmgr._memory.tensors import dtype_name
+from accelmgr._model.objective import Objective
 from accelmgr._serialization.origin import is_of_library
 from accelmgr.errors import ModelError
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from accelmgr._common.constants import expect_constants
-from accelmgr._common.session_tensors import named_buffers, tensors_of
 from accelmgr._memory.memfd import MAP_NORESERVE, open_memfd, why_not_opened
 from accelmgr._memory.placement import aligned, private_copies, slots_of
+from accelmgr._model.constants import expect_constants
+from accelmgr._model.session_tensors import named_buffers, tensors_of
 from accelmgr._process.child import FORKED_OBJECTS
 from accelmgr._serialization.pickling import KnownUnpickler, load_dataset
 from accelmgr.errors import ModelError, UsageError

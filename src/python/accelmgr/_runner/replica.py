@@ -19,21 +19,21 @@ from typing import Any
 import torch
 
 from accelmgr import _native
-from accelmgr._common.buffers import Buffers
-from accelmgr._common.calls import answer
-from accelmgr._common.constants import CHANGES, Constants
-from accelmgr._common.grown_buffers import Forms
+from accelmgr._changes.buffers import Buffers
+from accelmgr._changes.calls import answer
+from accelmgr._changes.grown_buffers import Forms
+from accelmgr._changes.model_changes import MODES, Structure
+from accelmgr._changes.record import NOTHING, PLACE, Reader
 from accelmgr._common.inner import OPTIMIZERS, Order, Resident, check_made, parameters_of
 from accelmgr._common.joint_update import JointUpdate, Place
-from accelmgr._common.model_changes import MODES, Structure
-from accelmgr._common.objective import Objective, call
 from accelmgr._common.optimizer_pickling import received
-from accelmgr._common.record import NOTHING, PLACE, Reader
-from accelmgr._common.session_tensors import named_leaves
 from accelmgr._data.elements import PICKLED, collated, mapped, restore_structure, structure_of
 from accelmgr._data.long_elements import element_in
 from accelmgr._data.reading import seed_generators
 from accelmgr._memory.tensors import dense_over, dtype_name, tensor_over
+from accelmgr._model.constants import CHANGES, Constants
+from accelmgr._model.objective import Objective, call
+from accelmgr._model.session_tensors import named_leaves
 from accelmgr._process import torch_settings
 from accelmgr._runner.gradient_hooks import GRADIENT, GradientHooks
 from accelmgr._runner.outputs import Numbers, read_outputs

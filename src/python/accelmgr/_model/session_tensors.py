@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from accelmgr._common.constants import Constants
+from accelmgr._model.constants import Constants
 from accelmgr.errors import ModelError
 
 

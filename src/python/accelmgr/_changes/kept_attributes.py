@@ -15,7 +15,7 @@ from typing import Any, TypeGuard
 
 import torch
 
-from accelmgr._common.grown_buffers import DTYPES, Form, Forms, form_of
+from accelmgr._changes.grown_buffers import DTYPES, Form, Forms, form_of
 
 MISSING = object()
 """The value of an attribute that a module does not have."""

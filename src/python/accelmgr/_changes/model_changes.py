@@ -17,9 +17,9 @@ from typing import Any
 import torch
 
 from accelmgr import _native
-from accelmgr._common.buffers import ASSIGNED, FIRST, FORMS, KIND, NONE, OTHER, Buffers
-from accelmgr._common.grown_buffers import Forms
-from accelmgr._common.record import Record
+from accelmgr._changes.buffers import ASSIGNED, FIRST, FORMS, KIND, NONE, OTHER, Buffers
+from accelmgr._changes.grown_buffers import Forms
+from accelmgr._changes.record import Record
 from accelmgr._memory.tensors import named_tensors
 from accelmgr.errors import ModelError
 

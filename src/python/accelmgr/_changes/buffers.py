@@ -18,10 +18,10 @@ from typing import Any, NoReturn, TypeGuard
 
 import torch
 
-from accelmgr._common.constants import CHANGES, Constants
-from accelmgr._common.grown_buffers import Form, Forms, form_of
-from accelmgr._common.kept_attributes import LARGEST_BYTES, MISSING, Before, is_tensor, kept_attributes, same
+from accelmgr._changes.grown_buffers import Form, Forms, form_of
+from accelmgr._changes.kept_attributes import LARGEST_BYTES, MISSING, Before, is_tensor, kept_attributes, same
 from accelmgr._memory.tensors import write
+from accelmgr._model.constants import CHANGES, Constants
 from accelmgr.errors import ModelError
 
 FORMS = "<forms>"

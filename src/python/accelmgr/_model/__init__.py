@@ -1,0 +1,1 @@
+"""What a session trains, and which tensors of it the session holds."""
