@@ -79,7 +79,7 @@ def test_no_module_of_the_package_imports_itself_by_way_of_others() -> None:
 
 
 # What the modules of each folder may import of the package.
-SHARED = {"_memory", "_serialization", "_process", "_data", "_model", "_changes", "_common"}
+SHARED = {"_memory", "_serialization", "_process", "_data", "_model", "_changes", "_updates"}
 ROOMS = {
     "_memory": set(),
     "_serialization": {"_memory"},
@@ -87,6 +87,7 @@ ROOMS = {
     "_data": {"_memory", "_serialization"},
     "_model": {"_memory", "_serialization"},
     "_changes": {"_memory", "_serialization", "_model"},
+    "_updates": {"_memory", "_serialization"},
     "_common": {"_memory", "_serialization", "_process"},
     "_host": SHARED,
     "_runner": SHARED,
@@ -108,12 +109,16 @@ def forbidden(graph: Graph) -> list[str]:
     ]
 
 
-def test_host_and_runners_import_what_is_common_and_not_each_other() -> None:
+def test_each_room_imports_those_below_it_and_host_and_runners_not_each_other() -> None:
     graph = graph_of(PACKAGE, ("accelmgr._native",))
     assert {room_of(module) for module in graph} > set(ROOMS)
     assert forbidden(graph) == []
     graph["accelmgr._host.binding"].add("accelmgr._runner.replica")
-    assert forbidden(graph) == ["accelmgr._host.binding > accelmgr._runner.replica"]
+    graph["accelmgr._memory.tensors"].add("accelmgr._data.reading")
+    assert forbidden(graph) == [
+        "accelmgr._host.binding > accelmgr._runner.replica",
+        "accelmgr._memory.tensors > accelmgr._data.reading",
+    ]
 
 
 def test_each_file_of_a_room_says_which_processes_run_it() -> None:

@@ -18,7 +18,7 @@ from programs import run
 from torch import nn
 
 import accelmgr
-from accelmgr._common.inner import Resident
+from accelmgr._updates.inner import Resident
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -11,8 +11,8 @@ from test_inner import Net, assert_same, in_host, manager_of
 from torch import nn
 
 import accelmgr
-from accelmgr._common.inner import Resident
-from accelmgr._common.joint_update import NAME
+from accelmgr._updates.inner import Resident
+from accelmgr._updates.joint_update import NAME
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from accelmgr import _native
-from accelmgr._common.inner import Order
 from accelmgr._host import checkpoint_state as _state
 from accelmgr._host import optimizers
 from accelmgr._host.binding import Binding
@@ -20,6 +19,7 @@ from accelmgr._host.pending import PendingSteps
 from accelmgr._host.session_updates import Numbers
 from accelmgr._memory.tensors import addressed
 from accelmgr._model.objective import model_of
+from accelmgr._updates.inner import Order
 from accelmgr.errors import ManagerLost, SessionError, UsageError
 
 MOST_LOSSES = 3

@@ -23,7 +23,8 @@ from accelmgr import _native
 from accelmgr._changes.buffers import alike
 from accelmgr._changes.grown_buffers import Forms
 from accelmgr._changes.kept_attributes import MISSING, kept_attributes
-from accelmgr._common.inner import (
+from accelmgr._memory.tensors import write
+from accelmgr._updates.inner import (
     OPTIMIZERS,
     Numbers,
     Order,
@@ -34,9 +35,8 @@ from accelmgr._common.inner import (
     outcome,
     parameters_of,
 )
-from accelmgr._common.joint_update import SharedParameters
-from accelmgr._common.optimizer_pickling import SentOptimizer
-from accelmgr._memory.tensors import write
+from accelmgr._updates.joint_update import SharedParameters
+from accelmgr._updates.optimizer_pickling import SentOptimizer
 from accelmgr.errors import ManagerLost, ModelError, RunnerError, RunnerLost, SessionError, UsageError
 
 if TYPE_CHECKING:

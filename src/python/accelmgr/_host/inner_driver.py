@@ -10,15 +10,15 @@ from typing import Any
 import torch
 
 from accelmgr import _native
-from accelmgr._common.inner import Order
-from accelmgr._common.joint_update import SharedParameters, is_divisible
-from accelmgr._common.optimizer_pickling import SentOptimizer
 from accelmgr._host import session_updates
 from accelmgr._host import start_method as start_methods
 from accelmgr._host.delivery import Delivery
 from accelmgr._host.driver import Driver
 from accelmgr._host.inner import InnerSteps, Standing, check_inner
 from accelmgr._host.session_updates import SessionUpdates
+from accelmgr._updates.inner import Order
+from accelmgr._updates.joint_update import SharedParameters, is_divisible
+from accelmgr._updates.optimizer_pickling import SentOptimizer
 from accelmgr.errors import UsageError
 
 

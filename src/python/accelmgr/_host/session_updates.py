@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from accelmgr import _native
-from accelmgr._common.inner import parameters_of
 from accelmgr._memory.tensors import tensor_over, write
+from accelmgr._updates.inner import parameters_of
 from accelmgr.errors import UsageError
 
 logger = logging.getLogger("accelmgr")

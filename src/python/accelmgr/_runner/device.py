@@ -14,10 +14,10 @@ from typing import Any, TypeGuard
 import torch
 
 from accelmgr import _native
-from accelmgr._common.joint_update import Place
 from accelmgr._memory.tensors import order_of, ordered, tensor_over, unfilled
 from accelmgr._runner.gradient_hooks import Kept, put_back, set_aside
 from accelmgr._runner.replica import Abandoned, Changes, Field, Replica
+from accelmgr._updates.joint_update import Place
 from accelmgr.errors import ConfigError, DeviceError, ModelError
 
 KEY = "runners.device"

@@ -24,9 +24,6 @@ from accelmgr._changes.calls import answer
 from accelmgr._changes.grown_buffers import Forms
 from accelmgr._changes.model_changes import MODES, Structure
 from accelmgr._changes.record import NOTHING, PLACE, Reader
-from accelmgr._common.inner import OPTIMIZERS, Order, Resident, check_made, parameters_of
-from accelmgr._common.joint_update import JointUpdate, Place
-from accelmgr._common.optimizer_pickling import received
 from accelmgr._data.elements import PICKLED, collated, mapped, restore_structure, structure_of
 from accelmgr._data.long_elements import element_in
 from accelmgr._data.reading import seed_generators
@@ -39,6 +36,9 @@ from accelmgr._runner.gradient_hooks import GRADIENT, GradientHooks
 from accelmgr._runner.outputs import Numbers, read_outputs
 from accelmgr._runner.outside import Outside
 from accelmgr._serialization.describe import describe
+from accelmgr._updates.inner import OPTIMIZERS, Order, Resident, check_made, parameters_of
+from accelmgr._updates.joint_update import JointUpdate, Place
+from accelmgr._updates.optimizer_pickling import received
 from accelmgr.errors import ConfigError, ModelError
 
 Field = tuple[str, str, tuple[int, ...], Any]

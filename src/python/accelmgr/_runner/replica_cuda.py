@@ -19,8 +19,6 @@ from typing import Any
 import torch
 
 from accelmgr import _native
-from accelmgr._common.inner import Order, Resident
-from accelmgr._common.joint_update import Place
 from accelmgr._data.elements import PICKLED, mapped, restore_structure
 from accelmgr._memory.tensors import dense_over, stored
 from accelmgr._runner.cuda import Cuda, failure_of
@@ -37,6 +35,8 @@ from accelmgr._runner.replica import (
     described,
 )
 from accelmgr._serialization.describe import describe
+from accelmgr._updates.inner import Order, Resident
+from accelmgr._updates.joint_update import Place
 from accelmgr.errors import ConfigError, DeviceError, ModelError, UsageError
 
 ALIGNMENT = 64  # Of each tensor in memory that several share, in bytes.

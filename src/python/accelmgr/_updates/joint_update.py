@@ -15,9 +15,9 @@ import torch
 from torch.optim import optimizer as _torch_optimizer
 
 from accelmgr import _native
-from accelmgr._common.inner import Division, Order, Resident, parameters_of
 from accelmgr._memory.memfd import open_memfd
 from accelmgr._memory.tensors import tensor_over, write
+from accelmgr._updates.inner import Division, Order, Resident, parameters_of
 
 NAME = "accelmgr-parameters"
 

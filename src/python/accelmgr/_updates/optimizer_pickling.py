@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from accelmgr._common.inner import Order
 from accelmgr._memory.memfd import HostFile, open_memfd
 from accelmgr._serialization.model_pickling import culprit
 from accelmgr._serialization.pickling import CannotPickle, KnownPickler, KnownUnpickler, attempted
+from accelmgr._updates.inner import Order
 from accelmgr.errors import UsageError
 
 NAME = "accelmgr-optimizer"

@@ -1,0 +1,1 @@
+"""Updates of parameters in the runners, with an optimizer of the host."""
