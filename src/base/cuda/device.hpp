@@ -53,7 +53,8 @@ class Device {
 
   /// The event happens when `stream` has done what was queued so far.
   void record(const Event& event, StreamHandle stream) const;
-  /// The event happens in each launch of the graph, when the launch has done what was recorded so far.
+  /// The event happens in each launch of the graph, when the launch has done what was recorded so far. So a
+  /// copy can wait for one gradient, though a launch queues the whole backward pass.
   /// Requires: `stream` is being recorded as a graph.
   void record_in_graph(const Event& event, StreamHandle stream) const;
   /// What is queued on `stream` from now on begins after the event.

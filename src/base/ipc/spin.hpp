@@ -16,7 +16,8 @@ inline void relax() noexcept {
 #endif
 }
 
-/// Spins until ready() is true, for about `ns`. Returns whether it became true.
+/// Spins until ready() is true, for about `ns`. Returns whether it became true. Spinning without end is no
+/// choice: three processes on two cores take 7,500 us then for what parked ones do in 46.
 template <class Ready>
 bool spin(Ready ready, std::int64_t ns) noexcept {
   constexpr int looks_per_clock = 32;  // The clock costs about as much as a few pauses.

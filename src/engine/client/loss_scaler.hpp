@@ -7,6 +7,10 @@
 //   a loss is infinite or NaN              no scale changes that: `on_nonfinite` decides
 //
 // An attempt that does not commit, or that commits values that are not finite, does not change the scale.
+//
+// The scale is a power of two, so it rounds nothing: the master has the bits of a run without scale that
+// computes in a wider float16. Only what is below 2^-126 in float32 differs: it is rounded once, when the
+// scale is taken out, and not in each operation.
 #pragma once
 
 #include <algorithm>
@@ -20,7 +24,8 @@ namespace accelmgr::client {
 
 class LossScaler {
  public:
-  /// Least: gradients up to 6e7 fit float16. Largest: the scaled loss and gradients fit float32.
+  /// Least: gradients up to 6e7 fit float16; from 65536 it takes 27 attempts to get there. Largest: the
+  /// scaled loss and gradients fit float32.
   static constexpr double least = 0x1p-10, largest = 0x1p60;
 
   explicit LossScaler(const RunnersConfig& runners) noexcept

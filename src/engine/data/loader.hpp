@@ -17,8 +17,8 @@
 // In the queues each step takes as many batches of a rank as its share says. Where an epoch ends within a
 // step, and at the end of the data, the step is short: it gets its missing batches without elements. With
 // `drop_last` there are no short steps. If the epoch may end within a step, the step's elements wait in
-// memory of the loader until all are there. If the epoch ends before, they are left out: they count as
-// consumed by the step that follows.
+// memory of the loader until all are there, because a published batch cannot be taken back from a runner. If
+// the epoch ends before, they are left out: they count as consumed by the step that follows.
 #pragma once
 
 #include <cstdint>

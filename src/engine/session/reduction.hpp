@@ -51,6 +51,8 @@ inline ChunkRange slice_of_rank(int rank, RankMask participants, std::uint64_t c
 /// process that takes the slice over must find the same parts.
 constexpr std::uint64_t part_chunks = 512;
 /// The least number of parts for which helpers are called. Waking them takes as long as reducing a few parts.
+/// For 475 MiB of one runner, two threads on two busy cores take 11 ms, and one takes 18; beside an H100 one
+/// took 54 ms, and the model 45.
 constexpr int helped_from_parts = 4;
 inline int parts_in(const ChunkRange& slice) noexcept {
   return static_cast<int>(std::clamp<std::uint64_t>((slice.end - slice.begin) / part_chunks, 1, max_parts));

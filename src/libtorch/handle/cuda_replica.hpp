@@ -7,7 +7,9 @@
 //   runner's thread  queues all that; collect() awaits gradients, then loss and scalars, which are copied
 //                    behind the last kernel
 //
-// Nothing is read from the device before collect(), unless the model does it.
+// Nothing is read from the device before collect(), unless the model does it. Sparse gradients may be rounded
+// in another order than in CPU memory: autograd adds the entries of a row to the micro-batches before, one by
+// one.
 #pragma once
 
 #include <ATen/core/Generator.h>

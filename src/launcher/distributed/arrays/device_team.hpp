@@ -8,6 +8,9 @@
 // ranks are named as ever), the id of NCCL's communicator, and tells which members live. Nothing of CUDA and
 // NCCL is loaded before the first call.
 //
+// Calls block, though NCCL's do not: the operation is queued on the stream that computes, and the rank waits
+// for an event behind it. So an error is that of its call, and what was allocated for it may be freed.
+//
 // Promises that do not hold over NCCL: see base/cuda/device_collectives.hpp.
 #pragma once
 
