@@ -20,7 +20,14 @@ Pc leave_from(const Process& host) { return host.job == Job::none ? Pc::give_up_
 
 void ServiceModel::host_steps(const State& s, int place, Steps& out) const {
   const auto& p = s.hosts[place];
-  const auto add = [&](const char* what) -> State& { return out.add(s, name_of(p), what); };
+  const auto add =
+      session::steps_of_process(s, out, name_of(p), [place](State& t) -> Process& { return t.hosts[place]; });
+  const auto within = [&](Pc first, Pc last) { return p.pc >= first && p.pc <= last; };
+  if (p.pc == Pc::wait) return wait_steps(s, place, out);
+  if (within(Pc::found, Pc::has_written)) return choose_steps(s, place, out);
+  if (within(Pc::assemble, Pc::mark_overwritten)) return attempt_steps(s, place, out);
+  if (within(Pc::make_odd, Pc::make_even)) return write_steps(s, place, out);
+  if (within(Pc::mark_given_up, Pc::mark_zeroed)) return zero_steps(s, place, out);
   switch (p.pc) {
     case Pc::look_at_marks: {  // Handle::State::attach(), or service::step().
       auto& t = add("looks what gradients were left");
@@ -38,37 +45,9 @@ void ServiceModel::host_steps(const State& s, int place, Steps& out) const {
       go(host, Pc::found);
       return;
     }
-    case Pc::found:
-    case Pc::has_gradients:
-    case Pc::has_written:
-      return choose_steps(s, place, out);
-    case Pc::assemble:
-    case Pc::open_word:
-    case Pc::close_attempt:
-    case Pc::abort_for_supervisor:
-    case Pc::abort_for_host:
-    case Pc::take_result:
-    case Pc::mark_overwritten:
-      return attempt_steps(s, place, out);
-    case Pc::wait:
-      return wait_steps(s, place, out);
-    case Pc::make_odd:
-    case Pc::mark_applied:
-    case Pc::write_first:
-    case Pc::write_second:
-    case Pc::count_whole:
-    case Pc::make_even:
-      return write_steps(s, place, out);
-    case Pc::mark_given_up:
-    case Pc::zero_first:
-    case Pc::zero_second:
-    case Pc::mark_zeroed:
-      return zero_steps(s, place, out);
-    case Pc::give_up_mappings: {
-      auto& t = add("gives up its mappings");
-      go(t.hosts[place], Pc::say_detach);
+    case Pc::give_up_mappings:
+      add("gives up its mappings", Pc::say_detach);
       return;
-    }
     case Pc::say_detach: {
       auto& t = add("detaches");
       t.hosts[place] = standing_at(Pc::home);
@@ -79,18 +58,16 @@ void ServiceModel::host_steps(const State& s, int place, Steps& out) const {
     }
     case Pc::lingers:
       return;
-    case Pc::copy_first: {
-      auto& t = add("copies the first half of the parameters");
-      t.hosts[place].copied = s.parameters_first;
-      go(t.hosts[place], Pc::copy_second);
+    case Pc::copy_first:
+      add("copies the first half of the parameters", Pc::copy_second).hosts[place].copied =
+          s.parameters_first;
       return;
-    }
     case Pc::copy_second: {
       auto& t = add(p.beside != 0 ? "copies the second half, and saves beside the good checkpoint"
-                                  : "copies the second half, and saves");
+                                  : "copies the second half, and saves",
+                    Pc::say_detach);
       if (p.beside == 0 && p.copied != s.parameters_second) t.save_of_half = 1;
       t.hosts[place].copied = 0;
-      go(t.hosts[place], Pc::say_detach);
       return;
     }
     default:
@@ -138,7 +115,8 @@ void ServiceModel::choose_steps(const State& s, int place, Steps& out) const {
 
 void ServiceModel::attempt_steps(const State& s, int place, Steps& out) const {
   const auto& p = s.hosts[place];
-  const auto add = [&](const char* what) -> State& { return out.add(s, name_of(p), what); };
+  const auto add =
+      session::steps_of_process(s, out, name_of(p), [place](State& t) -> Process& { return t.hosts[place]; });
   switch (p.pc) {
     case Pc::assemble: {
       if (!alive(s.service)) {
@@ -147,9 +125,9 @@ void ServiceModel::attempt_steps(const State& s, int place, Steps& out) const {
         go(host, Pc::await_ends);
         return;
       }
-      if (!options_.patient) go(add("has waited too long for the team").hosts[place], leave_from(p));
+      if (!options_.patient) add("has waited too long for the team", leave_from(p));
       if (s.lease != p.lease) {
-        go(add("sees that another host drives the session").hosts[place], leave_from(p));
+        add("sees that another host drives the session", leave_from(p));
         return;
       }
       bool ready = s.word_closed != 0;
@@ -159,9 +137,8 @@ void ServiceModel::attempt_steps(const State& s, int place, Steps& out) const {
                 record.acknowledged_attempt == s.word_attempt;
       }
       if (!ready) return;
-      auto& t = add("finds the team ready, holds its pidfds");
+      auto& t = add("finds the team ready, holds its pidfds", Pc::open_word);
       for (int rank = 0; rank < options_.ranks; ++rank) t.ranks[rank].pidfd_held = 1;
-      go(t.hosts[place], Pc::open_word);
       return;
     }
     case Pc::open_word: {
@@ -205,12 +182,11 @@ void ServiceModel::attempt_steps(const State& s, int place, Steps& out) const {
         out.add(t, name_of(p), "is interrupted after the commit").hosts[place].overwrites = p.overwrites;
       return;
     }
-    default: {  // mark_overwritten
-      auto& t = add("notes that there are no gradients of earlier steps");
-      t.zeroed_step = (s.steps - 1u) & 3;
-      go(t.hosts[place], p.job == Job::none ? Pc::has_gradients : Pc::say_detach);
+    default:  // mark_overwritten
+      add("notes that there are no gradients of earlier steps",
+          p.job == Job::none ? Pc::has_gradients : Pc::say_detach)
+          .zeroed_step = (s.steps - 1u) & 3;
       return;
-    }
   }
 }
 
@@ -252,7 +228,8 @@ void ServiceModel::wait_steps(const State& s, int place, Steps& out) const {
 // The fork server ends when no runner is left, so its pidfd tells of runners that the host does not know.
 void ServiceModel::end_steps(const State& s, int place, Steps& out) const {
   const auto& p = s.hosts[place];
-  const auto add = [&](const char* what) -> State& { return out.add(s, name_of(p), what); };
+  const auto add =
+      session::steps_of_process(s, out, name_of(p), [place](State& t) -> Process& { return t.hosts[place]; });
   const bool known = is(Mutation::host_looks_only_at_runners_it_holds);
   const bool any_lives = (known ? seen_living(s) : living(s)) > 0;
   const bool unchecked = is(Mutation::host_finishes_beside_living_runners) ||
@@ -260,9 +237,9 @@ void ServiceModel::end_steps(const State& s, int place, Steps& out) const {
   switch (p.pc) {
     case Pc::await_ends: {
       if (!any_lives || unchecked)
-        go(add("goes on: all runners have ended").hosts[place], Pc::end_abort);
+        add("goes on: all runners have ended", Pc::end_abort);
       else if (!options_.patient)
-        go(add("has waited too long for the ends of runners").hosts[place], Pc::end_abort);
+        add("has waited too long for the ends of runners", Pc::end_abort);
       return;
     }
     case Pc::end_abort: {
@@ -277,21 +254,21 @@ void ServiceModel::end_steps(const State& s, int place, Steps& out) const {
       const bool refuses = committed && any_lives && !unchecked;
       auto& t = add(refuses     ? "gives up: a runner lives that it cannot end"
                     : committed ? "finds the attempt committed"
-                                : "finds nothing committed");
+                                : "finds nothing committed",
+                    refuses     ? leave_from(p)
+                    : committed ? Pc::slice_begin
+                                : Pc::end_close);
       t.hosts[place].rank = 0;
-      go(t.hosts[place], refuses ? leave_from(p) : committed ? Pc::slice_begin : Pc::end_close);
       return;
     }
     case Pc::next_slice: {
-      auto& t = add("goes to the next slice");
-      const bool last = ++t.hosts[place].rank == static_cast<std::uint32_t>(options_.ranks);
-      go(t.hosts[place], last ? Pc::end_close : Pc::slice_begin);
+      const bool last = p.rank + 1u == static_cast<std::uint32_t>(options_.ranks);
+      ++add("goes to the next slice", last ? Pc::end_close : Pc::slice_begin).hosts[place].rank;
       return;
     }
     case Pc::end_close: {
-      auto& t = add("closes the attempt");
+      auto& t = add("closes the attempt", leave_from(p));
       close_if_over(t, p.attempt);
-      go(t.hosts[place], leave_from(p));
       return;
     }
     default: {
@@ -326,27 +303,23 @@ void ServiceModel::write_half(State& s, const Process& p, bool second) const {
 
 void ServiceModel::write_steps(const State& s, int place, Steps& out) const {
   const auto& p = s.hosts[place];
-  const auto add = [&](const char* what) -> State& { return out.add(s, name_of(p), what); };
+  const auto add =
+      session::steps_of_process(s, out, name_of(p), [place](State& t) -> Process& { return t.hosts[place]; });
   const bool late = is(Mutation::applied_mark_after_the_writing);
   const auto last = p.whole != 0 ? Pc::count_whole : Pc::make_even;
   switch (p.pc) {
-    case Pc::make_odd: {
-      auto& t = add("makes the version of the parameters odd");
-      t.is_odd ^= 1u;
-      go(t.hosts[place], late || is(Mutation::applied_without_a_mark) ? Pc::write_first : Pc::mark_applied);
+    case Pc::make_odd:
+      add("makes the version of the parameters odd",
+          late || is(Mutation::applied_without_a_mark) ? Pc::write_first : Pc::mark_applied)
+          .is_odd ^= 1u;
       return;
-    }
-    case Pc::mark_applied: {
-      auto& t = add("marks the gradients as applied");
-      t.applied_step = s.steps;
-      go(t.hosts[place], late ? last : Pc::write_first);
+    case Pc::mark_applied:
+      add("marks the gradients as applied", late ? last : Pc::write_first).applied_step = s.steps;
       return;
-    }
     case Pc::write_first: {
-      auto& t = add("writes the first half of the parameters");
+      auto& t = add("writes the first half of the parameters", Pc::write_second);
       write_half(t, p, false);
       t.wrote = 1;
-      go(t.hosts[place], Pc::write_second);
       if (p.whole == 0) return;
       const bool marked = is(Mutation::mark_cleared_by_an_interrupted_write);
       auto& host = add("is interrupted before it has written all").hosts[place];
@@ -355,9 +328,8 @@ void ServiceModel::write_steps(const State& s, int place, Steps& out) const {
       return;
     }
     case Pc::write_second: {
-      auto& t = add("writes the second half of the parameters");
+      auto& t = add("writes the second half of the parameters", late ? Pc::mark_applied : last);
       write_half(t, p, true);
-      go(t.hosts[place], late ? Pc::mark_applied : last);
       if (p.closed != 0 || p.detached != 0) return;
       // Another thread of the host ends the handle meanwhile. What this one writes is private from then on,
       // or, if the host could not give up its mappings, it closes its socket without a Detach.
@@ -365,16 +337,13 @@ void ServiceModel::write_steps(const State& s, int place, Steps& out) const {
         add("detaches on another thread, with its mappings").hosts[place].detached = 1;
         return;
       }
-      go(add("gives up its mappings on another thread").hosts[place], Pc::say_detach);
+      add("gives up its mappings on another thread", Pc::say_detach);
       add("closes its socket on another thread").hosts[place].closed = 1;
       return;
     }
-    case Pc::count_whole: {
-      auto& t = add("marks its write as whole");
-      t.written_whole = 1;
-      go(t.hosts[place], Pc::make_even);
+    case Pc::count_whole:
+      add("marks its write as whole", Pc::make_even).written_whole = 1;
       return;
-    }
     default: {  // make_even
       auto& t = add("makes the version of the parameters even");
       t.is_odd ^= 1u;
@@ -390,27 +359,29 @@ void ServiceModel::write_steps(const State& s, int place, Steps& out) const {
 
 void ServiceModel::zero_steps(const State& s, int place, Steps& out) const {
   const auto& p = s.hosts[place];
-  const auto add = [&](const char* what) -> State& { return out.add(s, name_of(p), what); };
+  const auto add =
+      session::steps_of_process(s, out, name_of(p), [place](State& t) -> Process& { return t.hosts[place]; });
   const bool early = is(Mutation::zeroed_mark_before_the_zeroing);
   switch (p.pc) {
     case Pc::mark_given_up: {
-      auto& t = add("marks the gradients as used up");
+      auto& t = add("marks the gradients as used up", early ? Pc::mark_zeroed : Pc::zero_first);
       if (!is(Mutation::zeroing_without_a_mark)) t.applied_step = s.steps;
       t.owed = 0;
-      go(t.hosts[place], early ? Pc::mark_zeroed : Pc::zero_first);
       return;
     }
     case Pc::zero_first:
     case Pc::zero_second: {
       const bool first = p.pc == Pc::zero_first;
-      auto& t = add(first ? "zeroes the first half of the gradients" : "zeroes the second half");
+      auto& t = add(first ? "zeroes the first half of the gradients" : "zeroes the second half",
+                    first   ? Pc::zero_second
+                    : early ? Pc::found
+                            : Pc::mark_zeroed);
       for (auto& rank : t.ranks) {
         if (first)
           rank.first = 0;
         else
           rank.second = 0;
       }
-      go(t.hosts[place], first ? Pc::zero_second : early ? Pc::found : Pc::mark_zeroed);
       return;
     }
     default: {  // mark_zeroed

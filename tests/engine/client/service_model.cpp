@@ -94,43 +94,31 @@ const char* ServiceModel::slice_step(State& s, Process& p, Pc afterwards) const 
   switch (p.pc) {
     case Pc::slice_begin: {
       const bool begun = rank.cursor_attempt == p.attempt;
-      if (begun && rank.finished != 0) {
-        go(p, afterwards);
-        return "finds the slice finished";
-      }
-      if (s.accumulate == 0) {
-        go(p, Pc::reduce_first);
-        return "begins a slice that overwrites";
-      }
+      if (begun && rank.finished != 0) return session::go_on(p, afterwards, "finds the slice finished");
+      if (s.accumulate == 0) return session::go_on(p, Pc::reduce_first, "begins a slice that overwrites");
       if (begun && rank.in_flight != 0) {
         rank.first = rank.undo_first;
         rank.second = rank.undo_second;
-        go(p, Pc::reduce_first);
-        return "puts the image of the slice back";
+        return session::go_on(p, Pc::reduce_first, "puts the image of the slice back");
       }
       rank.undo_first = rank.first;
       rank.undo_second = rank.second;
-      go(p, Pc::say_in_flight);
-      return "saves the image of the slice";
+      return session::go_on(p, Pc::say_in_flight, "saves the image of the slice");
     }
     case Pc::say_in_flight:
       rank.in_flight = 1;
-      go(p, Pc::reduce_first);
-      return "says that the chunk is in flight";
+      return session::go_on(p, Pc::reduce_first, "says that the chunk is in flight");
     case Pc::reduce_first:
       rank.first = reduced(rank.first) & 7;
-      go(p, Pc::reduce_second);
-      return "reduces the first half";
+      return session::go_on(p, Pc::reduce_second, "reduces the first half");
     case Pc::reduce_second:
       rank.second = reduced(rank.second) & 7;
-      go(p, Pc::slice_end);
-      return "reduces the second half";
+      return session::go_on(p, Pc::slice_end, "reduces the second half");
     case Pc::slice_end:
       rank.in_flight = 0;
       rank.finished = 1;
       rank.undo_first = rank.undo_second = 0;
-      go(p, afterwards);
-      return "says that the slice is finished";
+      return session::go_on(p, afterwards, "says that the slice is finished");
     default:
       return nullptr;
   }
@@ -142,7 +130,8 @@ void ServiceModel::runner_steps(const State& s, int rank, Steps& out) const {
   const auto& p = s.runners[rank];
   const auto word = word_of(s);
   const bool over = word.attempt != p.attempt || word.closed || word.abort;
-  const auto add = [&](const char* what) -> State& { return out.add(s, runner_names[rank], what); };
+  const auto add = session::steps_of_process(s, out, runner_names[rank],
+                                             [rank](State& t) -> Process& { return t.runners[rank]; });
   switch (p.pc) {
     case Pc::starting: {
       auto& t = add("is ready");
@@ -154,10 +143,10 @@ void ServiceModel::runner_steps(const State& s, int rank, Steps& out) const {
     }
     case Pc::idle: {
       if (word.attempt <= s.ranks[rank].acknowledged_attempt) return;
-      auto& t = add(word.closed ? "wakes after the attempt" : "begins the attempt");
+      auto& t = add(word.closed ? "wakes after the attempt" : "begins the attempt",
+                    word.closed ? Pc::acknowledge : Pc::compute);
       t.runners[rank].attempt = s.word_attempt;
       t.runners[rank].rank = static_cast<std::uint32_t>(rank) & 3;
-      go(t.runners[rank], word.closed ? Pc::acknowledge : Pc::compute);
       return;
     }
     case Pc::compute: {
@@ -176,18 +165,15 @@ void ServiceModel::runner_steps(const State& s, int rank, Steps& out) const {
     }
     case Pc::await_votes:
       if (word.attempt == p.attempt && word.committed(all()))
-        go(add("sees the attempt committed").runners[rank], Pc::slice_begin);
+        add("sees the attempt committed", Pc::slice_begin);
       else if (over)
-        go(add("sees the attempt over").runners[rank], Pc::acknowledge);
+        add("sees the attempt over", Pc::acknowledge);
       return;
     case Pc::acknowledge: {
       const bool reduced = s.ranks[rank].cursor_attempt == p.attempt && s.ranks[rank].finished != 0;
-      auto& t = add("acknowledges the attempt");
+      auto& t = add("acknowledges the attempt", Pc::close_after_slice);
       t.ranks[rank].acknowledged_attempt = p.attempt;
-      if (reduced)
-        go(t.runners[rank], Pc::close_after_slice);
-      else
-        t.runners[rank] = standing_at(Pc::idle);
+      if (!reduced) t.runners[rank] = standing_at(Pc::idle);
       return;
     }
     case Pc::close_after_slice: {
@@ -307,14 +293,14 @@ void ServiceModel::settle(State& s) const {
 
 void ServiceModel::service_steps(const State& s, Steps& out) const {
   const auto& p = s.service;
-  const auto add = [&](const char* what) -> State& { return out.add(s, service_name, what); };
+  const auto add =
+      session::steps_of_process(s, out, service_name, [](State& t) -> Process& { return t.service; });
   switch (p.pc) {
     case Pc::watch:
       return watch_steps(s, out);
     case Pc::lost_look: {
-      auto& t = add(s.word_closed != 0 ? "finds no attempt open" : "finds an attempt open");
+      auto& t = add(s.word_closed != 0 ? "finds no attempt open" : "finds an attempt open", Pc::lost_abort);
       t.service.attempt = s.word_attempt;
-      go(t.service, Pc::lost_abort);
       if (s.word_closed != 0) t.service = standing_at(Pc::watch);
       return;
     }
@@ -329,8 +315,7 @@ void ServiceModel::service_steps(const State& s, Steps& out) const {
     case Pc::lost_committed: {
       const bool finish = s.word_attempt == p.attempt && word_of(s).committed(all()) &&
                           (s.driven != 0 || !is(Mutation::slice_of_the_dead_left_without_a_host));
-      auto& t = add(finish ? "takes the slice of the dead over" : "has nothing to finish");
-      go(t.service, Pc::slice_begin);
+      auto& t = add(finish ? "takes the slice of the dead over" : "has nothing to finish", Pc::slice_begin);
       if (!finish) t.service = standing_at(Pc::watch);
       return;
     }
@@ -341,9 +326,8 @@ void ServiceModel::service_steps(const State& s, Steps& out) const {
       return;
     }
     case Pc::leave_abort: {
-      auto& t = add("aborts the attempt of the host that is gone");
+      auto& t = add("aborts the attempt of the host that is gone", Pc::leave_close);
       abort_word(t, p.attempt, session::author_supervisor);
-      go(t.service, Pc::leave_close);
       return;
     }
     case Pc::leave_close: {

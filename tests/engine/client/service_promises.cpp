@@ -52,13 +52,7 @@ const char* ServiceModel::wrong(const State& s) const {
 }
 
 std::string ServiceModel::text(const State& s) const {
-  const auto word = word_of(s);
-  std::string text = fmt::format("attempt {} {} step {} |", word.attempt,
-                                 word.closed             ? "closed   "
-                                 : word.abort            ? "aborted  "
-                                 : word.committed(all()) ? "committed"
-                                                         : "computing",
-                                 +s.steps);
+  std::string text = session::text_of(word_of(s), all()) + fmt::format(" step {} |", +s.steps);
   for (int rank = 0; rank < options_.ranks; ++rank)
     text +=
         fmt::format(" gradients {:03b} {:03b}{}{} |", +s.ranks[rank].first, +s.ranks[rank].second,

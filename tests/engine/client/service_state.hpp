@@ -2,11 +2,10 @@
 // service knows by itself.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <type_traits>
 
-#include "engine/session/step_word.hpp"
+#include "engine/session/modelled_word.hpp"
 
 namespace accelmgr::client::model {
 
@@ -133,7 +132,7 @@ struct State {
   std::uint32_t word_index : 1;
   std::uint32_t word_closed : 1;
   std::uint32_t word_abort : 1;
-  std::uint32_t word_mask : 2;
+  std::uint32_t word_mask : 7;
   std::uint32_t steps : 2;
   std::uint32_t accumulate : 1;  ///< The request's.
   std::uint32_t lease : 3;
@@ -143,7 +142,7 @@ struct State {
   std::uint32_t written_whole : 1;  ///< HostControl::writes has changed since the host was admitted.
   std::uint32_t parameters_first : 3;
   std::uint32_t parameters_second : 3;
-  std::uint32_t unused : 7;
+  std::uint32_t unused : 2;
   // What the service knows.
   std::uint32_t driven : 1;
   std::uint32_t leaving : 1;
@@ -165,23 +164,8 @@ struct State {
 static_assert(sizeof(Process) == 4 && sizeof(Rank) == 4 && sizeof(State) == 36);
 static_assert(std::has_unique_object_representations_v<State>, "no padding");
 
-inline session::StepWord word_of(const State& s) {
-  return {s.word_attempt, s.word_index, s.word_closed != 0, s.word_abort != 0, s.word_mask};
-}
-
-/// Calls the real function `change` on the real word.
-template <class Change>
-auto change_word(State& s, Change change) {
-  std::atomic<std::uint64_t> real{session::encode(word_of(s))};
-  const auto outcome = change(real);
-  const auto word = session::load(real);
-  s.word_attempt = word.attempt & 3;
-  s.word_index = word.index & 1;
-  s.word_closed = word.closed;
-  s.word_abort = word.abort;
-  s.word_mask = (word.abort ? 0 : word.mask) & 3;  // Who aborted does not matter.
-  return outcome;
-}
+using session::change_word;
+using session::word_of;
 
 inline Process standing_at(Pc pc) {
   Process p{};

@@ -50,6 +50,37 @@ class Steps {
   std::size_t count_ = 0;
 };
 
+/// Adds the steps of one process, which `process_in(state)` returns. With a second argument the process
+/// stands there afterwards.
+template <class State, class ProcessIn>
+struct StepsOfProcess {
+  const State& from;
+  Steps<State>& out;
+  const char* who;
+  ProcessIn process_in;
+
+  State& operator()(const char* what) const { return out.add(from, who, what); }
+  template <class Pc>
+  State& operator()(const char* what, Pc to) const {
+    auto& state = out.add(from, who, what);
+    process_in(state).pc = to;
+    return state;
+  }
+};
+
+template <class State, class ProcessIn>
+StepsOfProcess<State, ProcessIn> steps_of_process(const State& from, Steps<State>& out, const char* who,
+                                                  ProcessIn process_in) {
+  return {from, out, who, process_in};
+}
+
+/// Sends a process to its next step. Returns what it has done.
+template <class Process, class Pc>
+const char* go_on(Process& process, Pc to, const char* what) {
+  process.pc = to;
+  return what;
+}
+
 /// The result of an exploration.
 struct Exploration {
   std::size_t states = 0;

@@ -46,29 +46,10 @@ void ProtocolModel::steps(const State& s, Steps<State>& out) const {
 // finished slice stays finished.
 void ProtocolModel::take_private_steps(State& s, int rank) const {
   const auto is_private = [&](const Process& p) {
-    switch (p.pc) {
-      case Pc::reset_cursor:
-      case Pc::refuse:
-      case Pc::look_before_vote:
-      case Pc::begin_copies:
-      case Pc::end_copies:
-      case Pc::cast_vote:
-      case Pc::restore_state:
-      case Pc::acknowledge:
-      case Pc::slice_begin:
-      case Pc::save_first:
-      case Pc::save_second:
-      case Pc::update_begin:
-      case Pc::update_compute:
-      case Pc::begin_publish:
-      case Pc::end_publish:
-      case Pc::close_scan:
-        return true;
-      case Pc::await_votes:
-        return over(s, p.attempt);
-      default:
-        return false;
-    }
+    return p.pc == Pc::reset_cursor || within(p, Pc::refuse, Pc::cast_vote) ||
+           within(p, Pc::restore_state, Pc::acknowledge) || within(p, Pc::slice_begin, Pc::save_second) ||
+           within(p, Pc::update_begin, Pc::update_compute) || within(p, Pc::begin_publish, Pc::end_publish) ||
+           p.pc == Pc::close_scan || (p.pc == Pc::await_votes && over(s, p.attempt));
   };
   Steps<State> next;
   while (is_private(s.runners[rank])) {
@@ -114,14 +95,14 @@ void ProtocolModel::watch_steps(const State& s, Steps<State>& out) const {
 
 void ProtocolModel::supervisor_steps(const State& s, Steps<State>& out) const {
   const auto& p = s.supervisor;
-  const auto add = [&](const char* what) -> State& { return out.add(s, supervisor_name, what); };
+  const auto add =
+      steps_of_process(s, out, supervisor_name, [](State& t) -> Process& { return t.supervisor; });
   switch (p.pc) {
     case Pc::watch:
       return watch_steps(s, out);
     case Pc::lost_look: {
-      auto& t = add(s.word_closed != 0 ? "finds no attempt open" : "finds an attempt open");
+      auto& t = add(s.word_closed != 0 ? "finds no attempt open" : "finds an attempt open", Pc::lost_abort);
       t.supervisor.attempt = s.word_attempt;
-      go(t.supervisor, Pc::lost_abort);
       if (s.word_closed != 0) t.supervisor = standing_at(Pc::watch);
       return;
     }
@@ -135,8 +116,7 @@ void ProtocolModel::supervisor_steps(const State& s, Steps<State>& out) const {
     }
     case Pc::lost_committed: {
       const bool finish = word_of(s).committed(all()) && !is(Mutation::slice_of_the_dead_left);
-      auto& t = add(finish ? "takes the slice of the dead over" : "has nothing to finish");
-      go(t.supervisor, Pc::slice_begin);
+      auto& t = add(finish ? "takes the slice of the dead over" : "has nothing to finish", Pc::slice_begin);
       if (!finish) t.supervisor = standing_at(Pc::watch);
       return;
     }
@@ -205,14 +185,13 @@ void ProtocolModel::await_applied_steps(const State& s, Steps<State>& out) const
 // The manager is dead, or nothing moves: only the host is left to finish.
 void ProtocolModel::end_steps(const State& s, Steps<State>& out) const {
   const auto& p = s.host;
-  const auto add = [&](const char* what) -> State& { return out.add(s, host_name, what); };
+  const auto add = steps_of_process(s, out, host_name, [](State& t) -> Process& { return t.host; });
   switch (p.pc) {
     case Pc::end_all: {
-      auto& t = add("kills manager and runners, waits for their pidfds");
+      auto& t = add("kills manager and runners, waits for their pidfds", Pc::end_abort);
       t.supervisor = standing_at(Pc::dead);
       for (int rank = 0; rank < options_.ranks; ++rank)
         if (!is(Mutation::host_finishes_beside_living_runners)) end_runner(t, rank);
-      go(t.host, Pc::end_abort);
       return;
     }
     case Pc::end_abort: {
@@ -224,23 +203,19 @@ void ProtocolModel::end_steps(const State& s, Steps<State>& out) const {
     }
     case Pc::end_look: {
       const bool committed = word_of(s).committed(all());
-      auto& t = add(committed ? "finds the attempt committed" : "finds nothing committed");
+      auto& t = add(committed ? "finds the attempt committed" : "finds nothing committed",
+                    committed ? Pc::slice_begin : Pc::close_look);
       t.host.rank = 0;
-      go(t.host, committed ? Pc::slice_begin : Pc::close_look);
       return;
     }
-    case Pc::next_slice: {
-      auto& t = add("goes to the next slice");
-      const bool last = ++t.host.rank == static_cast<std::uint32_t>(options_.ranks);
-      if (last) t.host.rank = 0;
-      go(t.host, !last ? Pc::slice_begin : options_.updates ? Pc::update_begin : Pc::close_look);
-      return;
-    }
+    case Pc::next_slice:
     case Pc::next_update: {
-      auto& t = add("goes to the next update");
-      const bool last = ++t.host.rank == static_cast<std::uint32_t>(options_.ranks);
-      if (last) t.host.rank = 0;
-      go(t.host, last ? Pc::close_look : Pc::update_begin);
+      const bool slice = p.pc == Pc::next_slice;
+      const bool last = p.rank + 1u == static_cast<std::uint32_t>(options_.ranks);
+      const auto next = slice ? Pc::slice_begin : Pc::update_begin;
+      const auto after_last = slice && options_.updates ? Pc::update_begin : Pc::close_look;
+      add(slice ? "goes to the next slice" : "goes to the next update", last ? after_last : next).host.rank =
+          last ? 0 : (p.rank + 1) & 15;
       return;
     }
     default: {  // recover
@@ -255,7 +230,7 @@ void ProtocolModel::end_steps(const State& s, Steps<State>& out) const {
 
 void ProtocolModel::host_steps(const State& s, Steps<State>& out) const {
   const auto& p = s.host;
-  const auto add = [&](const char* what) -> State& { return out.add(s, host_name, what); };
+  const auto add = steps_of_process(s, out, host_name, [](State& t) -> Process& { return t.host; });
   switch (p.pc) {
     case Pc::gather: {
       if (!alive(s.supervisor)) {
@@ -301,14 +276,8 @@ void ProtocolModel::host_steps(const State& s, Steps<State>& out) const {
     }
     case Pc::done:
       return;
-    case Pc::end_all:
-    case Pc::end_abort:
-    case Pc::end_look:
-    case Pc::next_slice:
-    case Pc::next_update:
-    case Pc::recover:
-      return end_steps(s, out);
     default: {
+      if (within(p, Pc::end_all, Pc::recover)) return end_steps(s, out);
       State t = s;
       const char* what = slice_step(t, t.host, Pc::next_slice);
       if (what == nullptr) what = update_step(t, t.host, Pc::next_update);

@@ -56,12 +56,7 @@ const char* ProtocolModel::wrong(const State& s) const {
 
 std::string ProtocolModel::text(const State& s) const {
   const auto word = word_of(s);
-  std::string text = fmt::format("attempt {} {} index {} |", word.attempt,
-                                 word.closed             ? "closed   "
-                                 : word.abort            ? "aborted  "
-                                 : word.committed(all()) ? "committed"
-                                                         : "computing",
-                                 word.index);
+  std::string text = text_of(word, all()) + fmt::format(" index {} |", word.index);
   for (int r = 0; r < options_.ranks; ++r) {
     const auto& rank = s.ranks[r];
     text += fmt::format(" master");

@@ -9,32 +9,25 @@ constexpr const char* runner_names[] = {"runner 0", "runner 1", "runner 2"};
 }  // namespace
 
 void ProtocolModel::start_steps(const State& s, int rank, Steps<State>& out) const {
-  const auto add = [&](const char* what) -> State& { return out.add(s, runner_names[rank], what); };
+  const auto add =
+      steps_of_process(s, out, runner_names[rank], [rank](State& t) -> Process& { return t.runners[rank]; });
   switch (s.runners[rank].pc) {
-    case Pc::look_at_index: {
-      auto& t = add("starts: looks which copies are valid");
-      t.runners[rank].index = s.word_index;
-      go(t.runners[rank], Pc::load_copies);
+    case Pc::look_at_index:
+      add("starts: looks which copies are valid", Pc::load_copies).runners[rank].index = s.word_index;
       return;
-    }
     case Pc::load_copies: {
       auto& t = add("starts: loads the copies");
       t.ranks[rank].work = cell(s.ranks[rank].copies, s.runners[rank].index);
       t.runners[rank] = standing_at(Pc::mark_acknowledged);
       return;
     }
-    case Pc::mark_acknowledged: {
-      auto& t = add("starts: has acknowledged whatever was before");
-      t.ranks[rank].acknowledged_attempt = s.word_attempt;
-      go(t.runners[rank], Pc::mark_ready);
+    case Pc::mark_acknowledged:
+      add("starts: has acknowledged whatever was before", Pc::mark_ready).ranks[rank].acknowledged_attempt =
+          s.word_attempt;
       return;
-    }
-    default: {
-      auto& t = add("is ready");
-      t.ranks[rank].state = number(RunnerState::ready);
-      go(t.runners[rank], Pc::idle);
+    default:
+      add("is ready", Pc::idle).ranks[rank].state = number(RunnerState::ready);
       return;
-    }
   }
 }
 
@@ -56,29 +49,26 @@ void ProtocolModel::compute_steps(const State& s, int rank, Steps<State>& out) c
 void ProtocolModel::vote_steps(const State& s, int rank, Steps<State>& out) const {
   const auto& p = s.runners[rank];
   const bool vote_first = is(Mutation::vote_before_the_copies_are_written);
-  const auto add = [&](const char* what) -> State& { return out.add(s, runner_names[rank], what); };
+  const auto add =
+      steps_of_process(s, out, runner_names[rank], [rank](State& t) -> Process& { return t.runners[rank]; });
   switch (p.pc) {
     case Pc::look_before_vote: {
       if (over(s, p.attempt)) {
-        go(add("does not vote: the attempt is over").runners[rank], Pc::await_votes);
+        add("does not vote: the attempt is over", Pc::await_votes);
         return;
       }
-      auto& t = add("looks which copies are the others");
+      auto& t = add("looks which copies are the others", vote_first ? Pc::cast_vote : Pc::begin_copies);
       t.runners[rank].index = (s.word_index ^ 1u) & 1;
-      go(t.runners[rank], vote_first ? Pc::cast_vote : Pc::begin_copies);
       return;
     }
-    case Pc::begin_copies: {
-      auto& t = add("begins to write its copies");
-      t.ranks[rank].copies = with_cell(s.ranks[rank].copies, p.index, torn) & 15;
-      go(t.runners[rank], Pc::end_copies);
+    case Pc::begin_copies:
+      add("begins to write its copies", Pc::end_copies).ranks[rank].copies =
+          with_cell(s.ranks[rank].copies, p.index, torn) & 15;
       return;
-    }
     case Pc::end_copies: {
-      auto& t = add("has written its copies");
+      auto& t = add("has written its copies", vote_first ? Pc::await_votes : Pc::cast_vote);
       t.ranks[rank].copies = with_cell(s.ranks[rank].copies, p.index, s.ranks[rank].work) & 15;
       t.runners[rank].index = 0;
-      go(t.runners[rank], vote_first ? Pc::await_votes : Pc::cast_vote);
       return;
     }
     default: {  // cast_vote
@@ -97,36 +87,32 @@ void ProtocolModel::vote_steps(const State& s, int rank, Steps<State>& out) cons
 void ProtocolModel::runner_steps(const State& s, int rank, Steps<State>& out) const {
   const auto& p = s.runners[rank];
   const auto word = word_of(s);
-  const auto add = [&](const char* what) -> State& { return out.add(s, runner_names[rank], what); };
-  const auto move = [&](const char* what, Pc to) { go(add(what).runners[rank], to); };
+  const auto add =
+      steps_of_process(s, out, runner_names[rank], [rank](State& t) -> Process& { return t.runners[rank]; });
+  const auto move = [&](const char* what, Pc to) { add(what, to); };
   switch (p.pc) {
     case Pc::idle: {
       if (word.attempt <= s.ranks[rank].acknowledged_attempt) return;
-      auto& t = add(word.closed ? "wakes after the attempt" : "begins the attempt");
+      auto& t =
+          add(word.closed ? "wakes after the attempt" : "begins the attempt", !word.closed ? Pc::reset_cursor
+                                                                              : word.abort ? Pc::restore_state
+                                                                                           : Pc::acknowledge);
       t.runners[rank].attempt = s.word_attempt;
       t.runners[rank].rank = static_cast<std::uint32_t>(rank) & 3;
-      go(t.runners[rank], !word.closed ? Pc::reset_cursor : word.abort ? Pc::restore_state : Pc::acknowledge);
       return;
     }
     case Pc::reset_cursor: {
-      auto& t = add("resets its cursor");
+      auto& t = add("resets its cursor", Pc::compute);
       store_cursor(t.ranks[rank], {.attempt = p.attempt});
-      go(t.runners[rank], Pc::compute);
       return;
     }
     case Pc::compute:
       return compute_steps(s, rank, out);
     case Pc::refuse: {
-      auto& t = add("refuses");
+      auto& t = add("refuses", Pc::await_votes);
       abort_word(t, p.attempt, static_cast<std::uint32_t>(rank));
-      go(t.runners[rank], Pc::await_votes);
       return;
     }
-    case Pc::look_before_vote:
-    case Pc::begin_copies:
-    case Pc::end_copies:
-    case Pc::cast_vote:
-      return vote_steps(s, rank, out);
     case Pc::await_votes:
       if (word.attempt == p.attempt && word.committed(all()))
         return move("sees the attempt committed", Pc::slice_begin);
@@ -135,10 +121,9 @@ void ProtocolModel::runner_steps(const State& s, int rank, Steps<State>& out) co
                                                ? Pc::acknowledge
                                                : Pc::restore_state);
     case Pc::restore_state: {
-      auto& t = add("goes back to the state of the valid copies");
+      auto& t = add("goes back to the state of the valid copies", Pc::acknowledge);
       if (!is(Mutation::state_kept_after_an_abort))
         t.ranks[rank].work = cell(s.ranks[rank].copies, s.word_index);
-      go(t.runners[rank], Pc::acknowledge);
       return;
     }
     case Pc::acknowledge:
@@ -149,10 +134,6 @@ void ProtocolModel::runner_steps(const State& s, int rank, Steps<State>& out) co
       if (p.pc == Pc::acknowledge_and_close) t.runners[rank].attempt = p.attempt;
       return;
     }
-    case Pc::await_closed:
-    case Pc::apply_first:
-    case Pc::apply_second:
-      return apply_steps(s, rank, out);
     case Pc::await_reduced:
       if (all_reduced(s, p.attempt)) move("sees that all slices are reduced", Pc::update_begin);
       return;
@@ -160,6 +141,8 @@ void ProtocolModel::runner_steps(const State& s, int rank, Steps<State>& out) co
       break;
   }
   if (p.pc < Pc::idle) return start_steps(s, rank, out);
+  if (within(p, Pc::look_before_vote, Pc::cast_vote)) return vote_steps(s, rank, out);
+  if (within(p, Pc::await_closed, Pc::apply_second)) return apply_steps(s, rank, out);
   const bool early = is(Mutation::applied_before_the_attempt_is_closed);
   const auto done = !options_.inner ? Pc::acknowledge_and_close : early ? Pc::apply_first : Pc::close_look;
   const bool waits = !is(Mutation::update_before_all_slices_are_reduced);
@@ -176,7 +159,8 @@ void ProtocolModel::runner_steps(const State& s, int rank, Steps<State>& out) co
 // What it reads counts as wrong unless it has all commits, and nothing else.
 void ProtocolModel::apply_steps(const State& s, int rank, Steps<State>& out) const {
   const auto& p = s.runners[rank];
-  const auto add = [&](const char* what) -> State& { return out.add(s, runner_names[rank], what); };
+  const auto add =
+      steps_of_process(s, out, runner_names[rank], [rank](State& t) -> Process& { return t.runners[rank]; });
   const auto is_whole = [&](std::uint32_t half) {
     for (int r = 0; r < options_.ranks; ++r)
       for (int chunk = 0; chunk < options_.chunks; ++chunk)
@@ -186,20 +170,17 @@ void ProtocolModel::apply_steps(const State& s, int rank, Steps<State>& out) con
   };
   switch (p.pc) {
     case Pc::await_closed:
-      if (s.word_closed != 0) go(add("sees that the mean is whole").runners[rank], Pc::apply_first);
+      if (s.word_closed != 0) add("sees that the mean is whole", Pc::apply_first);
       return;
-    case Pc::apply_first: {
-      auto& t = add("reads the first halves of the mean");
-      t.runners[rank].restore = is_whole(0) ? 0 : 1;
-      go(t.runners[rank], Pc::apply_second);
+    case Pc::apply_first:
+      add("reads the first halves of the mean", Pc::apply_second).runners[rank].restore = is_whole(0) ? 0 : 1;
       return;
-    }
     default: {  // apply_second
-      auto& t = add("reads the second halves, and applies the mean");
+      const bool closes = is(Mutation::applied_before_the_attempt_is_closed);
+      auto& t = add("reads the second halves, and applies the mean",
+                    closes ? Pc::acknowledge_and_close : Pc::acknowledge);
       t.runners[rank].applied = p.restore == 0 && is_whole(1) ? one_more(p.applied) & 3 : torn;
       t.runners[rank].restore = 0;
-      const bool closes = is(Mutation::applied_before_the_attempt_is_closed);
-      go(t.runners[rank], closes ? Pc::acknowledge_and_close : Pc::acknowledge);
       return;
     }
   }

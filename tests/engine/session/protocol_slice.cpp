@@ -39,58 +39,51 @@ const char* ProtocolModel::slice_step(State& s, Process& p, Pc afterwards) const
   switch (p.pc) {
     case Pc::slice_begin: {
       const auto cursor = cursor_of(rank);
-      if (cursor.attempt == p.attempt && cursor.chunk == cursor_finished) {
-        go(p, afterwards);
-        return "finds the slice finished";
-      }
+      if (cursor.attempt == p.attempt && cursor.chunk == cursor_finished)
+        return go_on(p, afterwards, "finds the slice finished");
       const bool begun = cursor.attempt == p.attempt;
       p.chunk = begun ? cursor.chunk & 3 : 0;
       p.restore = begun && cursor.in_flight && !is(Mutation::recovery_without_undo);
-      go(p, next_chunk());
-      return "begins a slice where its cursor stands";
+      return go_on(p, next_chunk(), "begins a slice where its cursor stands");
     }
     case Pc::save_first:
       save(0);
-      go(p, Pc::save_second);
-      return p.restore != 0 ? "puts the first half of the image back" : "saves the first half of the image";
+      return go_on(
+          p, Pc::save_second,
+          p.restore != 0 ? "puts the first half of the image back" : "saves the first half of the image");
     case Pc::save_second:
       save(1);
-      go(p, in_flight_first ? Pc::reduce_first : Pc::say_in_flight);
-      return p.restore != 0 ? "puts the second half of the image back" : "saves the second half of the image";
+      return go_on(
+          p, in_flight_first ? Pc::reduce_first : Pc::say_in_flight,
+          p.restore != 0 ? "puts the second half of the image back" : "saves the second half of the image");
     case Pc::say_in_flight:
       store_cursor(rank, {p.attempt, p.chunk, true});
-      go(p, in_flight_first ? Pc::save_first : Pc::reduce_first);
-      return "says that the chunk is in flight";
+      return go_on(p, in_flight_first ? Pc::save_first : Pc::reduce_first,
+                   "says that the chunk is in flight");
     case Pc::reduce_first:
       reduce_half(s, p, 0);
-      go(p, Pc::reduce_second);
-      return "reduces the first half of the chunk";
+      return go_on(p, Pc::reduce_second, "reduces the first half of the chunk");
     case Pc::reduce_second:
       reduce_half(s, p, 1);
-      go(p, Pc::move_on);
-      return "reduces the second half of the chunk";
+      return go_on(p, Pc::move_on, "reduces the second half of the chunk");
     case Pc::move_on:
       ++p.chunk;
       p.restore = 0;
       store_cursor(rank, {p.attempt, p.chunk, false});
       forget_image(rank);
-      go(p, next_chunk());
-      return "moves the cursor on";
+      return go_on(p, next_chunk(), "moves the cursor on");
     case Pc::begin_publish:
       s.counters = with_cell(s.counters, other, torn) & 15;
       s.result = with_cell(s.result, other, torn) & 15;
-      go(p, Pc::end_publish);
-      return "begins to write counters and result";
+      return go_on(p, Pc::end_publish, "begins to write counters and result");
     case Pc::end_publish:
       s.counters = with_cell(s.counters, other, one_more(cell(s.counters, s.word_index))) & 15;
       s.result = with_cell(s.result, other, cell(s.ranks[0].copies, other)) & 15;
-      go(p, Pc::slice_end);
-      return "has written counters and result";
+      return go_on(p, Pc::slice_end, "has written counters and result");
     case Pc::slice_end:
       store_cursor(rank, {p.attempt, cursor_finished, false});
       p.chunk = 0;
-      go(p, afterwards);
-      return "says that the slice is finished";
+      return go_on(p, afterwards, "says that the slice is finished");
     default:
       return nullptr;
   }
@@ -110,15 +103,14 @@ const char* ProtocolModel::update_step(State& s, Process& p, Pc afterwards) cons
   };
   switch (p.pc) {
     case Pc::update_begin: {
-      if (is_updated(rank, p.attempt)) {
-        go(p, afterwards);
-        return "finds the parameters of the slice updated";
-      }
+      if (is_updated(rank, p.attempt))
+        return go_on(p, afterwards, "finds the parameters of the slice updated");
       const bool in_flight = rank.update_attempt == p.attempt && rank.update_in_flight != 0;
-      go(p, in_flight && !is(Mutation::update_computed_again) ? Pc::copy_first
-            : in_flight_first                                 ? Pc::update_in_flight
-                                                              : Pc::update_compute);
-      return "begins an update where its cursor stands";
+      return go_on(p,
+                   in_flight && !is(Mutation::update_computed_again) ? Pc::copy_first
+                   : in_flight_first                                 ? Pc::update_in_flight
+                                                                     : Pc::update_compute,
+                   "begins an update where its cursor stands");
     }
     case Pc::update_compute: {
       bool whole = true;
@@ -128,29 +120,26 @@ const char* ProtocolModel::update_step(State& s, Process& p, Pc afterwards) cons
       for (const std::uint32_t half : {0u, 1u})
         rank.update_image =
             with_cell(rank.update_image, half, whole ? one_more(cell(rank.updated, half)) : torn) & 15;
-      go(p, in_flight_first ? Pc::copy_first : Pc::update_in_flight);
-      return "writes new values to the image";
+      return go_on(p, in_flight_first ? Pc::copy_first : Pc::update_in_flight,
+                   "writes new values to the image");
     }
     case Pc::update_in_flight:
       rank.update_attempt = p.attempt & 3;
       rank.update_in_flight = 1;
       rank.update_finished = 0;
-      go(p, in_flight_first ? Pc::update_compute : Pc::copy_first);
-      return "says that the update is in flight";
+      return go_on(p, in_flight_first ? Pc::update_compute : Pc::copy_first,
+                   "says that the update is in flight");
     case Pc::copy_first:
       copy(0);
-      go(p, Pc::copy_second);
-      return "copies the first half of the image";
+      return go_on(p, Pc::copy_second, "copies the first half of the image");
     case Pc::copy_second:
       copy(1);
-      go(p, Pc::update_end);
-      return "copies the second half of the image";
+      return go_on(p, Pc::update_end, "copies the second half of the image");
     case Pc::update_end:
       rank.update_in_flight = 0;
       rank.update_finished = 1;
       rank.update_image = 15;
-      go(p, afterwards);
-      return "says that the slice is updated";
+      return go_on(p, afterwards, "says that the slice is updated");
     default:
       return nullptr;
   }
@@ -163,25 +152,25 @@ const char* ProtocolModel::close_step(State& s, Process& p, Pc afterwards) const
       const bool to_close = word.attempt == p.attempt && !word.closed && !word.computing(all());
       p.rank = 0;
       const bool scan = !word.abort && !is(Mutation::close_before_all_slices_are_finished);
-      go(p, !to_close ? afterwards : scan ? Pc::close_scan : Pc::close_word);
-      return to_close ? "finds an attempt to close" : "finds nothing to close";
+      return go_on(p,
+                   !to_close ? afterwards
+                   : scan    ? Pc::close_scan
+                             : Pc::close_word,
+                   to_close ? "finds an attempt to close" : "finds nothing to close");
     }
     case Pc::close_scan: {
       const bool looks_at_updates = options_.updates && !is(Mutation::close_before_all_slices_are_updated);
       const auto& rank = s.ranks[p.rank];
-      if (!is_reduced(rank, p.attempt) || (looks_at_updates && !is_updated(rank, p.attempt))) {
-        go(p, afterwards);
-        return "finds a slice that is not finished";
-      }
-      if (++p.rank == static_cast<std::uint32_t>(options_.ranks)) go(p, Pc::close_word);
-      return "finds a slice finished";
+      if (!is_reduced(rank, p.attempt) || (looks_at_updates && !is_updated(rank, p.attempt)))
+        return go_on(p, afterwards, "finds a slice that is not finished");
+      const bool last = ++p.rank == static_cast<std::uint32_t>(options_.ranks);
+      return go_on(p, last ? Pc::close_word : Pc::close_scan, "finds a slice finished");
     }
     case Pc::close_word: {
       const bool closed = change_word(s, [&](auto& real) { return close(real, p.attempt, all()); });
       if (closed && word.abort && is(Mutation::abort_flips_the_index)) s.word_index ^= 1u;
       if (closed) forget_attempt(s, options_.ranks);
-      go(p, afterwards);
-      return closed ? "closes the attempt" : "closes nothing: somebody else did";
+      return go_on(p, afterwards, closed ? "closes the attempt" : "closes nothing: somebody else did");
     }
     default:
       return nullptr;

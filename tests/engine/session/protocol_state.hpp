@@ -2,10 +2,10 @@
 // memory, and a few functions that look at them.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 
 #include "engine/session/attempt.hpp"
+#include "modelled_word.hpp"
 
 namespace accelmgr::session::model {
 
@@ -140,24 +140,6 @@ constexpr std::uint32_t with_cell(std::uint32_t bits, std::uint32_t i, std::uint
 }
 constexpr std::uint32_t one_more(std::uint32_t count) { return count < torn ? count + 1 : torn; }
 
-inline StepWord word_of(const State& s) {
-  return {s.word_attempt, s.word_index, s.word_closed != 0, s.word_abort != 0, s.word_mask};
-}
-
-/// Calls the real function `change` on the real word.
-template <class Change>
-auto change_word(State& s, Change change) {
-  std::atomic<std::uint64_t> real{encode(word_of(s))};
-  const auto outcome = change(real);
-  const auto word = load(real);
-  s.word_attempt = word.attempt & 3;
-  s.word_index = word.index & 1;
-  s.word_closed = word.closed;
-  s.word_abort = word.abort;
-  s.word_mask = (word.abort ? author_host : word.mask) & 127;  // All authors are one: none matters.
-  return outcome;
-}
-
 // Contents that no process may read any more become one fixed garbage value. That saves states, and a process
 // that reads the value is found.
 inline void forget_image(Rank& rank) { rank.undo = 15; }
@@ -209,6 +191,8 @@ inline Process standing_at(Pc pc, const Process& runner) {
 }
 
 inline void go(Process& p, Pc pc) { p.pc = pc; }
+
+inline bool within(const Process& p, Pc first, Pc last) { return p.pc >= first && p.pc <= last; }
 
 inline bool alive(const Process& p) { return p.pc != Pc::dead; }
 
