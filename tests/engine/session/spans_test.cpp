@@ -6,14 +6,12 @@
 #include <rapidcheck.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cstring>
+#include <optional>
 #include <string>
-#include <thread>
 
-#include "by_instruction.hpp"
 #include "engine/session/views.hpp"
-#include "session_support.hpp"
+#include "ring_checks.hpp"
 
 namespace accelmgr::session {
 namespace {
@@ -35,43 +33,49 @@ void append(SpanRing& ring, std::uint64_t count) {
   for (; count > 0; --count) writer.record(made(recorded_spans(ring) + 1));
 }
 
-bool is_made(Span span, std::uint64_t number) {
-  span.pid = 0;
-  const auto expected = made(number);
-  return std::memcmp(&span, &expected, sizeof span) == 0;
-}
-
-/// Returns what is wrong with the spans that a reader finds, or an empty text. The ring must have recorded at
-/// least `least` spans. `moving`: its thread goes on to write.
-std::string wrong(const SpanRing& ring, std::uint64_t least, bool moving = false) {
-  const auto recorded = recorded_spans(ring);
-  if (recorded < least) return "spans are gone";
-  for (auto number = first_span(recorded); number <= recorded; ++number) {
-    const auto span = span_numbered(ring, number);
-    if (!span && !moving) return "span " + std::to_string(number) + " is not there";
-    if (span && !is_made(*span, number)) return "span " + std::to_string(number) + " is not what was written";
-  }
-  if (span_numbered(ring, 0)) return "there is a span 0";
-  if (!moving && span_numbered(ring, recorded + 1)) return "there is a span that nobody has written";
-  if (!moving && span_numbered(ring, first_span(recorded) - 1)) return "an old span is still there";
-  return {};
-}
-
 SpanRing& ring_of(Session& session) { return RunnerView(session, 0).spans(); }
 
-TEST(Spans, ARingHasTheLastOnes) {
-  auto [manifest, session] = small_session(1, {10});
-  auto& ring = ring_of(session);
-  EXPECT_EQ(wrong(ring, 0), "");
-  for (const std::uint64_t recorded : {1ul, 2ul, max_spans - 1, max_spans, max_spans + 1, 3 * max_spans}) {
-    append(ring, recorded - recorded_spans(ring));
-    EXPECT_EQ(wrong(ring, recorded), "") << recorded << " spans";
-    EXPECT_EQ(recorded - first_span(recorded) + 1, std::min(recorded, max_spans));
+struct Spans {
+  static constexpr std::uint64_t most = max_spans;
+  struct Found {
+    bool any;
+    Span span;
+  };
+
+  static void append(Session& session, std::uint64_t count) { session::append(ring_of(session), count); }
+  static std::uint64_t recorded(Session& session) { return recorded_spans(ring_of(session)); }
+  static std::uint64_t first(std::uint64_t recorded) { return first_span(recorded); }
+  static std::optional<Span> numbered(Session& session, std::uint64_t number) {
+    return span_numbered(ring_of(session), number);
   }
-  EXPECT_EQ(span_numbered(ring, 3 * max_spans)->pid, getpid());
+  static bool is_made(Span span, std::uint64_t number) {
+    span.pid = 0;
+    const auto expected = made(number);
+    return std::memcmp(&span, &expected, sizeof span) == 0;
+  }
+  static std::string wrong_totals(Session&, std::uint64_t) { return {}; }
+  static bool is_of_another_process(Session& session, std::uint64_t number) {
+    return numbered(session, number)->pid != getpid();
+  }
+  static void read(Session& session, std::uint64_t number, Found& found) {
+    const auto span = numbered(session, number);
+    found.any = span.has_value();
+    if (span) found.span = *span;
+  }
+  static bool is_right(Session&, const Found& found, std::uint64_t number, std::uint64_t) {
+    return !found.any || is_made(found.span, number);
+  }
+};
+
+TEST(SpansOfARing, AreTheLastOnes) { expect_the_last_ones<Spans>(); }
+
+TEST(SpansOfARing, HaveTheProcessThatHasWrittenThem) {
+  auto [manifest, session] = small_session(1, {10});
+  Spans::append(session, 3);
+  EXPECT_EQ(Spans::numbered(session, 3)->pid, getpid());
 }
 
-TEST(Spans, EachThreadHasARingOfItsOwn) {
+TEST(SpansOfARing, EachThreadHasARingOfItsOwn) {
   auto [manifest, session] = small_session(3, {10});
   append(HostView(session).spans(), 1);
   append(SupervisorView(session).spans(), 2);
@@ -85,7 +89,7 @@ TEST(Spans, EachThreadHasARingOfItsOwn) {
     EXPECT_EQ(recorded_spans(session.span_ring(ring)), expected[ring]) << "ring " << ring;
 }
 
-TEST(Spans, OfOneActivityAfterTheOtherTouch) {
+TEST(SpansOfARing, OfOneActivityAfterTheOtherTouch) {
   auto [manifest, session] = small_session(1, {10});
   auto& ring = ring_of(session);
   ActivityWriter writer(ring);
@@ -106,7 +110,7 @@ TEST(Spans, OfOneActivityAfterTheOtherTouch) {
   }
 }
 
-TEST(Spans, AScopeIsASpanAroundThoseWithinIt) {
+TEST(SpansOfARing, AScopeIsASpanAroundThoseWithinIt) {
   auto [manifest, session] = small_session(1, {10});
   auto& ring = ring_of(session);
   const SpanWriter writer(ring);
@@ -124,102 +128,36 @@ TEST(Spans, AScopeIsASpanAroundThoseWithinIt) {
   EXPECT_LE(inner.end_ns, outer.end_ns);
 }
 
-TEST(Spans, AnotherThreadReadsWhatWasWrittenOrNothing) {
-  auto [manifest, session] = small_session(1, {10});
-  auto& ring = ring_of(session);
-  constexpr std::uint64_t spans = 200'000;
-  std::jthread writer([&ring] { append(ring, spans); });
-  std::uint64_t last = 0;
-  while (last < spans) {
-    ASSERT_EQ(wrong(ring, last, /*moving=*/true), "") << "after " << last << " spans";
-    last = recorded_spans(ring);
-  }
+TEST(SpansOfARing, AnotherThreadReadsWhatWasWrittenOrNothing) {
+  expect_another_thread_is_not_misled<Spans>(200'000, [](Session&) {});
 }
 
-TEST(Spans, RandomReadersOfRandomRingsFindWhatIsThere) {
+TEST(SpansOfARing, RandomReadersOfRandomRingsFindWhatIsThere) {
   EXPECT_TRUE(rc::check([] {
     auto [manifest, session] = small_session(1, {10});
-    auto& ring = ring_of(session);
     std::uint64_t recorded = 0;
     for (const auto more : *rc::gen::container<std::vector<std::uint64_t>>(rc::gen::oneOf(
              rc::gen::inRange<std::uint64_t>(0, 5), rc::gen::inRange(max_spans - 2, max_spans + 3)))) {
-      append(ring, more);
+      Spans::append(session, more);
       recorded += more;
-      RC_ASSERT(wrong(ring, recorded).empty());
+      RC_ASSERT(wrong<Spans>(session, recorded).empty());
       const auto number = *rc::gen::inRange<std::uint64_t>(0, recorded + 3);
       const bool there = number > 0 && number <= recorded && number + max_spans > recorded;
-      RC_ASSERT(span_numbered(ring, number).has_value() == there);
+      RC_ASSERT(Spans::numbered(session, number).has_value() == there);
     }
   }));
 }
 
 class SpansByInstruction : public ByInstruction {};
 
-// The writer runs an instruction at a time. What a reader finds after each is what a death there would leave.
 TEST_F(SpansByInstruction, AReaderIsNeverMisledByAWriterThatStandsOrIsKilled) {
-  for (const std::uint64_t before : {std::uint64_t{0}, max_spans, max_spans + 500}) {
-    auto [manifest, session] = small_session(1, {10});
-    auto& ring = ring_of(session);
-    append(ring, before);
-    SteppedProcess writer([&ring] { append(ring, 1); });
-    std::uint64_t instructions = 0;
-    while (writer.step()) {
-      ++instructions;
-      ASSERT_EQ(wrong(ring, before), "") << instructions << " instructions";
-    }
-    ASSERT_GT(instructions, 20u);
-    ASSERT_EQ(recorded_spans(ring), before + 1);
-    ASSERT_EQ(wrong(ring, before + 1), "");
-  }
+  expect_not_misled_by_one_that_stands<Spans>(1);
 }
 
-TEST_F(SpansByInstruction, TheNextProcessGoesOnAfterOneThatWasKilled) {
-  EXPECT_TRUE(rc::check([] {
-    auto [manifest, session] = small_session(1, {10});
-    auto& ring = ring_of(session);
-    append(ring, *rc::gen::inRange<std::uint64_t>(0, 2 * max_spans));
-    for (int i = *rc::gen::inRange(1, 4); i > 0; --i) {
-      const auto before = recorded_spans(ring);
-      SteppedProcess writer([&ring] { append(ring, 3); });
-      writer.step(*rc::gen::inRange<std::uint64_t>(0, 300));
-      writer.kill();
-      RC_ASSERT(wrong(ring, before).empty());
-      const auto left = recorded_spans(ring);
-      RC_ASSERT(left <= before + 3);
-      if (left > before) RC_ASSERT(span_numbered(ring, left)->pid != getpid());
-      append(ring, *rc::gen::inRange<std::uint64_t>(0, 300));
-      RC_ASSERT(wrong(ring, left).empty());
-    }
-  }));
-}
+TEST_F(SpansByInstruction, TheNextProcessGoesOnAfterOneThatWasKilled) { expect_the_next_goes_on<Spans>(300); }
 
-struct Found {
-  bool any;
-  Span span;
-};
-
-// The reader runs an instruction at a time, and spans are written in between.
 TEST_F(SpansByInstruction, AReaderThatIsOvertakenReadsNothingWrong) {
-  EXPECT_TRUE(rc::check([] {
-    auto [manifest, session] = small_session(1, {sizeof(Found)});
-    auto& ring = ring_of(session);
-    append(ring, *rc::gen::inRange<std::uint64_t>(1, 2 * max_spans));
-    auto* found = reinterpret_cast<Found*>(session.parameters());  // Memory that the reader shares.
-    const auto recorded = recorded_spans(ring);
-    const auto number = *rc::gen::inRange(first_span(recorded), recorded + 1);
-    SteppedProcess reader([&ring, found, number] {
-      const auto span = span_numbered(ring, number);
-      found->any = span.has_value();
-      if (span) found->span = *span;
-    });
-    for (int i = *rc::gen::inRange(1, 8); i > 0; --i) {
-      reader.step(*rc::gen::inRange<std::uint64_t>(1, 40));
-      append(ring, *rc::gen::element<std::uint64_t>(1, 2, 3, max_spans - 1, max_spans, max_spans + 1));
-    }
-    while (reader.step()) {
-    }
-    RC_ASSERT(!found->any || is_made(found->span, number));
-  }));
+  expect_one_that_is_overtaken_reads_nothing_wrong<Spans>(60);
 }
 
 }  // namespace

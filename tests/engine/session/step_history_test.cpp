@@ -2,14 +2,12 @@
 #include "engine/session/step_history.hpp"
 
 #include <gtest/gtest.h>
-#include <rapidcheck.h>
-#include <algorithm>
 
 #include <cstring>
-#include <thread>
+#include <optional>
+#include <string>
 
-#include "by_instruction.hpp"
-#include "session_support.hpp"
+#include "ring_checks.hpp"
 
 namespace accelmgr::session {
 namespace {
@@ -34,12 +32,6 @@ StepRecord record_numbered(std::uint64_t number) {
           .tries = static_cast<std::uint32_t>(number + 4)};
 }
 
-void append(Session& session, std::uint64_t count) {
-  for (; count > 0; --count) record_step(session, record_numbered(recorded_steps(session) + 1));
-}
-
-bool same(const StepRecord& a, const StepRecord& b) { return std::memcmp(&a, &b, sizeof a) == 0; }
-
 std::uint64_t count_of(const Durations& durations) {
   std::uint64_t count = 0;
   for (const auto in_bucket : durations.in_bucket) count += in_bucket;
@@ -62,34 +54,44 @@ bool are_totals_of(const StepTotals& totals, std::uint64_t recorded) {
          (counted == 0 || totals.last_loss == double(recorded % 3 == 0 ? recorded - 1 : recorded) / 4);
 }
 
-/// Reads the history, which must have at least `least` records. Returns the first defect as text, or an empty
-/// string. `moving`: a host adds records meanwhile.
-std::string wrong(const Session& session, std::uint64_t least, bool moving = false) {
-  const auto recorded = recorded_steps(session);
-  if (recorded < least) return "records are gone";
-  for (auto number = first_step_record(recorded); number <= recorded; ++number) {
-    const auto record = step_record(session, number);
-    if (!record && !moving) return "record " + std::to_string(number) + " is not there";
-    if (record && !same(*record, record_numbered(number)))
-      return "record " + std::to_string(number) + " is not what was written";
-  }
-  if (step_record(session, 0)) return "there is a record 0";
-  if (!moving && step_record(session, recorded + 1)) return "there is a record that nobody has written";
-  if (!moving && step_record(session, first_step_record(recorded) - 1)) return "an old record is still there";
-  if (!moving && !are_totals_of(step_totals(session), recorded)) return "the totals are wrong";
-  return {};
-}
+struct Steps {
+  static constexpr std::uint64_t most = max_step_records;
+  struct Found {
+    bool any;
+    StepRecord record;
+    StepTotals totals;
+  };
 
-TEST(StepHistory, HasTheLastStepsAndTheTotalsOfAll) {
-  auto [manifest, session] = small_session(1, {10});
-  EXPECT_EQ(wrong(session, 0), "");
-  EXPECT_EQ(first_step_record(0), 1u);
-  for (const std::uint64_t recorded : {1, 2, 255, 256, 257, 258, 600}) {
-    append(session, recorded - recorded_steps(session));
-    EXPECT_EQ(wrong(session, recorded), "") << recorded << " records";
-    EXPECT_EQ(recorded - first_step_record(recorded) + 1, std::min(recorded, max_step_records));
+  static void append(Session& session, std::uint64_t count) {
+    for (; count > 0; --count) record_step(session, record_numbered(recorded_steps(session) + 1));
   }
-}
+  static std::uint64_t recorded(Session& session) { return recorded_steps(session); }
+  static std::uint64_t first(std::uint64_t recorded) { return first_step_record(recorded); }
+  static std::optional<StepRecord> numbered(Session& session, std::uint64_t number) {
+    return step_record(session, number);
+  }
+  static bool is_made(const StepRecord& record, std::uint64_t number) {
+    const auto expected = record_numbered(number);
+    return std::memcmp(&record, &expected, sizeof record) == 0;
+  }
+  static std::string wrong_totals(Session& session, std::uint64_t recorded) {
+    return are_totals_of(step_totals(session), recorded) ? "" : "the totals are wrong";
+  }
+  static bool is_of_another_process(Session&, std::uint64_t) { return true; }  // They do not say.
+  static void read(Session& session, std::uint64_t number, Found& found) {
+    const auto record = step_record(session, number);
+    found.any = record.has_value();
+    if (record) found.record = *record;
+    found.totals = step_totals(session);
+  }
+  static bool is_right(Session& session, const Found& found, std::uint64_t number, std::uint64_t recorded) {
+    const auto in_totals = found.totals.calls[0] + found.totals.calls[static_cast<int>(StepStatus::timeout)];
+    return (!found.any || is_made(found.record, number)) && in_totals >= recorded &&
+           in_totals <= recorded_steps(session) && are_totals_of(found.totals, in_totals);
+  }
+};
+
+TEST(StepHistory, HasTheLastStepsAndTheTotalsOfAll) { expect_the_last_ones<Steps>(); }
 
 TEST(StepHistory, DurationsAreCountedUpToTheBoundsOfTheirBuckets) {
   auto [manifest, session] = small_session(1, {10});
@@ -109,95 +111,28 @@ TEST(StepHistory, DurationsAreCountedUpToTheBoundsOfTheirBuckets) {
 }
 
 TEST(StepHistory, AnotherThreadReadsWhatWasWrittenOrNothing) {
-  auto [manifest, session] = small_session(1, {10});
-  constexpr std::uint64_t records = 20'000;
-  std::jthread host([&session = session] { append(session, records); });
-  std::uint64_t last = 0;
-  while (last < records) {
-    const auto found = wrong(session, last, /*moving=*/true);
-    ASSERT_EQ(found, "") << "after " << last << " records";
-    last = recorded_steps(session);
+  expect_another_thread_is_not_misled<Steps>(20'000, [](Session& session) {
     // Buckets and sum are of the same records: their durations are whole milliseconds.
     const auto totals = step_totals(session);
-    const auto counted = totals.calls[static_cast<int>(StepStatus::ok)];
-    ASSERT_EQ(count_of(totals.duration), counted);
+    ASSERT_EQ(count_of(totals.duration), totals.calls[static_cast<int>(StepStatus::ok)]);
     ASSERT_EQ(totals.duration.sum_ns % 1'000'000, 0);
     ASSERT_EQ(totals.duration.sum_ns, 2 * totals.compute.sum_ns);
-  }
+  });
 }
 
 class StepHistoryByInstruction : public ByInstruction {};
 
-// The host runs an instruction at a time. What a reader finds after each is what a death there would leave.
+// The whole check takes longer than the host: at every place once in a while.
 TEST_F(StepHistoryByInstruction, AReaderIsNeverMisledByAHostThatStandsOrIsKilled) {
-  for (const std::uint64_t before : {0, 256, 400}) {
-    auto [manifest, session] = small_session(1, {10});
-    append(session, before);
-    SteppedProcess host([&session = session] { append(session, 1); });
-    std::uint64_t instructions = 0;
-    while (host.step()) {
-      // The whole check takes longer than the host: at every place once in a while.
-      if (++instructions % 16 == 0) {
-        ASSERT_EQ(wrong(session, before), "") << instructions << " instructions";
-      }
-    }
-    ASSERT_EQ(recorded_steps(session), before + 1);
-    ASSERT_EQ(wrong(session, before + 1), "");
-  }
+  expect_not_misled_by_one_that_stands<Steps>(16);
 }
 
 TEST_F(StepHistoryByInstruction, TheNextHostGoesOnAfterOneThatWasKilled) {
-  EXPECT_TRUE(rc::check([] {
-    auto [manifest, session] = small_session(1, {10});
-    append(session, *rc::gen::inRange<std::uint64_t>(0, 600));
-    const auto hosts = *rc::gen::inRange(1, 4);
-    for (int i = 0; i < hosts; ++i) {
-      const auto before = recorded_steps(session);
-      const auto records = *rc::gen::inRange<std::uint64_t>(1, 4);
-      SteppedProcess host([&session = session, records] { append(session, records); });
-      host.step(*rc::gen::inRange<std::uint64_t>(0, 3000));
-      host.kill();
-      RC_ASSERT(wrong(session, before).empty());
-      const auto left = recorded_steps(session);
-      RC_ASSERT(left <= before + records);
-      append(session, *rc::gen::inRange<std::uint64_t>(0, 300));
-      RC_ASSERT(wrong(session, left).empty());
-    }
-  }));
+  expect_the_next_goes_on<Steps>(3000);
 }
 
-struct Found {
-  bool any;
-  StepRecord record;
-  StepTotals totals;
-};
-
-// The reader runs an instruction at a time, and steps are made in between.
 TEST_F(StepHistoryByInstruction, AReaderThatIsOvertakenReadsNothingWrong) {
-  EXPECT_TRUE(rc::check([] {
-    auto [manifest, session] = small_session(1, {sizeof(Found)});
-    append(session, *rc::gen::inRange<std::uint64_t>(1, 600));
-    auto* found = reinterpret_cast<Found*>(session.parameters());  // Memory that the reader shares.
-    const auto recorded = recorded_steps(session);
-    const auto number = *rc::gen::inRange(first_step_record(recorded), recorded + 1);
-    SteppedProcess reader([&session = session, found, number] {
-      const auto record = step_record(session, number);
-      found->any = record.has_value();
-      if (record) found->record = *record;
-      found->totals = step_totals(session);
-    });
-    for (int i = *rc::gen::inRange(1, 8); i > 0; --i) {
-      reader.step(*rc::gen::inRange<std::uint64_t>(1, 800));
-      append(session, *rc::gen::element<std::uint64_t>(1, 2, 3, 254, 255, 256, 257, 258));
-    }
-    while (reader.step()) {
-    }
-    const auto read = *found;
-    RC_ASSERT(!read.any || same(read.record, record_numbered(number)));
-    const auto in_totals = read.totals.calls[0] + read.totals.calls[static_cast<int>(StepStatus::timeout)];
-    RC_ASSERT(in_totals >= recorded && in_totals <= recorded_steps(session));
-    RC_ASSERT(are_totals_of(read.totals, in_totals));
-  }));
+  expect_one_that_is_overtaken_reads_nothing_wrong<Steps>(800);
 }
 
 }  // namespace
