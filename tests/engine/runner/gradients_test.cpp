@@ -10,6 +10,7 @@
 
 #include "accelmgr/errors.hpp"
 #include "elements.hpp"
+#include "engine/session/session_support.hpp"
 #include "message_of.hpp"
 
 namespace accelmgr::runner {
@@ -21,15 +22,9 @@ class GradientsTest : public testing::Test {
  protected:
   static session::Manifest make_manifest() {
     session::Manifest manifest;
-    manifest.tensors.push_back({.name = "first", .aliases = {}, .shape = {first}, .count = first});
-    manifest.tensors.push_back({.name = "second", .aliases = {}, .shape = {second}, .count = second});
+    for (const auto& [count, name] : {std::pair{first, "first"}, {second, "second"}})
+      manifest.tensors.push_back(session::tensor_of(count, DType::float32, session::Group::decay, name));
     return manifest;
-  }
-  session::Session make_session() {
-    session::Extent extent{.ranks = 1, .bytes = manifest.place_tensors()};
-    extent.tensors = manifest.tensors.size();
-    extent.manifest_bytes = session::manifest_bytes(manifest);
-    return session::Session::create(extent, extent.ranks, 1);
   }
   std::vector<float> slab(std::size_t index) const {
     const auto& entry = manifest.tensors[index];
@@ -42,7 +37,7 @@ class GradientsTest : public testing::Test {
   std::uint64_t tag(std::size_t index) const { return session.tags(0)[index].load(); }
 
   session::Manifest manifest = make_manifest();
-  session::Session session = make_session();
+  session::Session session = session::session_of(manifest, 1);
   Gradients gradients{{session, 0}, manifest};
 };
 
@@ -130,7 +125,7 @@ class MixedGradientsTest : public GradientsTest {
  protected:
   MixedGradientsTest() {
     manifest = test::mixed_manifest({300, 5000, 17});
-    session = make_session();
+    session = session::session_of(manifest, 1);
   }
   Gradients mixed() { return {{session, 0}, manifest}; }
   test::Elements in_slab(std::size_t index) {

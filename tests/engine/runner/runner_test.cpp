@@ -139,6 +139,17 @@ class RunnerTest : public testing::Test {
       queue.publish(1);
     }
   }
+  template <class Condition>
+  static void wait_until(Condition condition) {
+    for (const auto deadline = soon(); !condition() && !deadline.passed();) sched_yield();
+  }
+  /// Opens an attempt, and waits for the runner's vote.
+  std::uint64_t open_until_voted(const session::Request& request) {
+    const auto attempt = session::open_attempt(session_, request);
+    wait_until([&] { return session_.word().mask != 0; });
+    EXPECT_EQ(session_.word().mask, 1u);
+    return attempt;
+  }
   /// Opens an attempt, and ends it when the runner is in that phase. Then opens another one and waits for the
   /// runner's vote.
   void try_twice(
@@ -146,15 +157,12 @@ class RunnerTest : public testing::Test {
     const session::Request request{.participants = both, .shares = session::even_shares(1), .batch_size = 1};
     const auto left = session::open_attempt(session_, request);
     const auto& record = session_.record(0);
-    for (const auto deadline = soon(); record.phase != phase && !deadline.passed();) sched_yield();
+    wait_until([&] { return record.phase == phase; });
     ASSERT_TRUE(session::abort_attempt(session_, left, 1));
-    for (const auto deadline = soon(); record.acknowledged_attempt != left && !deadline.passed();)
-      sched_yield();
+    wait_until([&] { return record.acknowledged_attempt == left; });
     ASSERT_TRUE(session::close_if_over(session_, left));
     between();
-    session::open_attempt(session_, request);
-    for (const auto deadline = soon(); session_.word().mask == 0 && !deadline.passed();) sched_yield();
-    ASSERT_EQ(session_.word().mask, 1u);
+    open_until_voted(request);
   }
 
   std::array<float, width> slab() const {
@@ -170,12 +178,17 @@ class RunnerTest : public testing::Test {
   ipc::Child child_;
 };
 
+/// One whose model waits, or whose queue has so many batches.
+template <Product::Waits waits, std::uint64_t published = batches>
+class RunnerThat : public RunnerTest {
+ protected:
+  RunnerThat() : RunnerTest(waits, published) {}
+};
+
 // The other rank's vote may still commit the attempt, which then needs this slab.
 TEST_F(RunnerTest, ThatHasVotedLeavesItsSlabAsItIsWhenItsManagerIsGone) {
-  const auto attempt = session::open_attempt(
-      session_, {.participants = both, .shares = session::even_shares(1), .batch_size = 1});
-  for (const auto deadline = soon(); session_.word().mask == 0 && !deadline.passed();) sched_yield();
-  ASSERT_EQ(session_.word().mask, 1u);
+  const auto attempt =
+      open_until_voted({.participants = both, .shares = session::even_shares(1), .batch_size = 1});
   const auto voted = slab();
   EXPECT_EQ(voted, (std::array<float, width>{0.5, 0.5, 0.5, 0.5}));
   lifeline_.reset();
@@ -186,9 +199,7 @@ TEST_F(RunnerTest, ThatHasVotedLeavesItsSlabAsItIsWhenItsManagerIsGone) {
 }
 
 TEST_F(RunnerTest, SaysWhichMicroBatchIsTheLast) {
-  session::open_attempt(session_, {.participants = both, .shares = session::even_shares(2), .batch_size = 1});
-  for (const auto deadline = soon(); session_.word().mask == 0 && !deadline.passed();) sched_yield();
-  ASSERT_EQ(session_.word().mask, 1u);
+  open_until_voted({.participants = both, .shares = session::even_shares(2), .batch_size = 1});
   const auto& ballot = session_.record(0).ballot;
   ASSERT_EQ(ballot.scalars, 1u);
   EXPECT_EQ(ballot.scalar[0].sum, 2);
@@ -207,9 +218,7 @@ class SummingRunnerTest : public RunnerTest {
 };
 
 TEST_F(SummingRunnerTest, DividesByNothingAndVotesWithTheWeight) {
-  session::open_attempt(session_, request());
-  for (const auto deadline = soon(); session_.word().mask == 0 && !deadline.passed();) sched_yield();
-  ASSERT_EQ(session_.word().mask, 1u);
+  open_until_voted(request());
   EXPECT_EQ(session_.record(0).ballot.weight, 2);
   EXPECT_EQ(session_.record(0).ballot.loss, 8);
 }
@@ -221,7 +230,7 @@ class WeightlessRunnerTest : public SummingRunnerTest {
 
 TEST_F(WeightlessRunnerTest, RefusesOutputsWithoutTheNumber) {
   const auto attempt = session::open_attempt(session_, request());
-  for (const auto deadline = soon(); !session_.word().abort && !deadline.passed();) sched_yield();
+  wait_until([&] { return session_.word().abort; });
   const auto& record = session_.record(0);
   EXPECT_EQ(record.reason_attempt, attempt);
   EXPECT_EQ(record.reason, session::Reason::model_error);
@@ -229,32 +238,24 @@ TEST_F(WeightlessRunnerTest, RefusesOutputsWithoutTheNumber) {
 }
 
 TEST_F(RunnerTest, ComputesItsShareAndDividesByTheMicroBatchesOfAll) {
-  session::open_attempt(session_, {.participants = both, .shares = {{1, 4, 100}}, .batch_size = 1});
-  for (const auto deadline = soon(); session_.word().mask == 0 && !deadline.passed();) sched_yield();
-  ASSERT_EQ(session_.word().mask, 1u);
+  open_until_voted({.participants = both, .shares = {{1, 4, 100}}, .batch_size = 1});
   EXPECT_EQ(session_.record(0).ballot.micro_batches, 1u);
   EXPECT_EQ(slab(), (std::array<float, width>{0.2F, 0.2F, 0.2F, 0.2F}));
 }
 
-class BusyRunnerTest : public RunnerTest {
- protected:
-  BusyRunnerTest() : RunnerTest(Product::Waits::always) {}
-};
+using BusyRunnerTest = RunnerThat<Product::Waits::always>;
 
 // The slab lacks this rank's gradient. If the rank voted, the attempt could be committed without it.
 TEST_F(BusyRunnerTest, ThatLeftWhatItComputedWhenItsManagerIsGoneVotesForNothing) {
   session::open_attempt(session_, {.participants = both, .shares = session::even_shares(1), .batch_size = 1});
   const auto& phase = session_.record(0).phase;
-  for (const auto deadline = soon(); phase != session::Phase::backward && !deadline.passed();) sched_yield();
+  wait_until([&] { return phase == session::Phase::backward; });
   lifeline_.reset();
   EXPECT_TRUE(ipc::wait_ended(child_.pidfd.get(), soon())) << "it does not end";
   EXPECT_EQ(session_.word().mask, 0u);
 }
 
-class LeavingRunnerTest : public RunnerTest {
- protected:
-  LeavingRunnerTest() : RunnerTest(Product::Waits::once) {}
-};
+using LeavingRunnerTest = RunnerThat<Product::Waits::once>;
 
 // A team of devices may have left the upload in the middle, together with the attempt.
 TEST_F(LeavingRunnerTest, LoadsTheParametersAgainAfterAnAttemptThatItLeft) {
@@ -262,10 +263,7 @@ TEST_F(LeavingRunnerTest, LoadsTheParametersAgainAfterAnAttemptThatItLeft) {
   EXPECT_STREQ(session_.record(0).ballot.scalar[0].name, "last, of parameters that were loaded again");
 }
 
-class EmptyRunnerTest : public RunnerTest {
- protected:
-  EmptyRunnerTest() : RunnerTest(Product::Waits::never, 0) {}
-};
+using EmptyRunnerTest = RunnerThat<Product::Waits::never, 0>;
 
 // A device may load parameters with the first batch, and none came.
 TEST_F(EmptyRunnerTest, LoadsTheParametersAgainAfterAnAttemptThatEndedBeforeABatchCame) {

@@ -12,6 +12,7 @@
 #include "engine/runner/gradients.hpp"
 #include "engine/session/attempt.hpp"
 #include "engine/session/reduction.hpp"
+#include "engine/session/session_support.hpp"
 #include "engine/support/fake_nccl.hpp"
 
 namespace accelmgr::test {
@@ -47,7 +48,8 @@ class Mixed {
   static constexpr int ranks = 5;
   static constexpr RankMask team = 0b01101;
 
-  explicit Mixed(session::Manifest manifest) : manifest_(std::move(manifest)), session_(make_session()) {}
+  explicit Mixed(session::Manifest manifest)
+      : manifest_(std::move(manifest)), session_(session::session_of(manifest_, ranks)) {}
 
   void unfreeze(std::size_t tensor) {
     const auto& entry = manifest_.tensors[tensor];
@@ -97,13 +99,6 @@ class Mixed {
   }
 
  private:
-  session::Session make_session() {
-    session::Extent extent{.ranks = ranks, .bytes = manifest_.place_tensors()};
-    extent.tensors = manifest_.tensors.size();
-    extent.manifest_bytes = session::manifest_bytes(manifest_);
-    return session::Session::create(extent, extent.ranks, 1);
-  }
-
   std::vector<std::string> compute(int rank, std::uint64_t attempt, bool broken) {
     RankSink sink(session_, rank, manifest_);
     session::Reduction(sink.view, manifest_).reset_cursor(rank, attempt);
@@ -188,11 +183,8 @@ session::Manifest float32_manifest(bool bf16_slabs) {
                                      {9000u, Group::decay},
                                      {300'000u, Group::decay},
                                      {65u, Group::no_decay}})
-    manifest.tensors.push_back({.name = "p" + std::to_string(manifest.tensors.size()),
-                                .aliases = {},
-                                .shape = {count},
-                                .count = count,
-                                .group = group});
+    manifest.tensors.push_back(
+        session::tensor_of(count, DType::float32, group, "p" + std::to_string(manifest.tensors.size())));
   manifest.set_precision({.bf16_slabs = bf16_slabs});
   return manifest;
 }

@@ -13,9 +13,21 @@ namespace {
 void release(Session& s, std::uint64_t batches) { s.counters(s.word().index).batches[0] = batches; }
 bool never() { return false; }
 
-TEST(BatchQueue, IsBoundedUntilCommittedStepsReleaseSlots) {
-  auto [manifest, s] = small_session(1, {1}, 2);
-  BatchQueueWriter queue(s, 0);
+/// The queue of one rank, which has two slots.
+class BatchQueueTest : public testing::Test {
+ protected:
+  void publish(std::uint64_t elements) {
+    queue.claim();
+    queue.publish(elements);
+  }
+
+  SmallSession small = small_session(1, {1}, 2);
+  Session& s = small.session;
+  BatchQueueWriter queue{s, 0};
+  BatchQueue::Filled filled{};
+};
+
+TEST_F(BatchQueueTest, IsBoundedUntilCommittedStepsReleaseSlots) {
   for (int i = 0; i < 2; ++i) {
     ASSERT_NE(queue.claim(), nullptr);
     queue.publish(4);
@@ -25,67 +37,48 @@ TEST(BatchQueue, IsBoundedUntilCommittedStepsReleaseSlots) {
   EXPECT_NE(queue.claim(), nullptr);
 }
 
-TEST(BatchQueue, TheEndComesAfterTheLastBatch) {
-  auto [manifest, s] = small_session(1, {1}, 2);
-  BatchQueueWriter queue(s, 0);
-  queue.claim();
-  queue.publish(1);
+TEST_F(BatchQueueTest, TheEndComesAfterTheLastBatch) {
+  publish(1);
   queue.finish();
-  BatchQueue::Filled filled{};
   EXPECT_EQ(queue.wait(0, filled, 0, never), BatchQueue::State::filled);
   EXPECT_EQ(queue.wait(1, filled, 0, never), BatchQueue::State::ended);
 }
 
-TEST(BatchQueue, AnErrorReachesTheConsumer) {
-  auto [manifest, s] = small_session(1, {1}, 2);
-  BatchQueueWriter queue(s, 0);
+TEST_F(BatchQueueTest, AnErrorReachesTheConsumer) {
   queue.finish("file went away");
-  BatchQueue::Filled filled{};
   EXPECT_EQ(queue.wait(0, filled, 0, never), BatchQueue::State::failed);
   EXPECT_EQ(queue.error(), "file went away");
 }
 
-TEST(BatchQueue, WaitingEndsWhenItsCallerGivesUp) {
-  auto [manifest, s] = small_session(1, {1}, 2);
-  BatchQueueWriter queue(s, 0);
-  BatchQueue::Filled filled{};
+TEST_F(BatchQueueTest, WaitingEndsWhenItsCallerGivesUp) {
   int asked = 0;
   EXPECT_EQ(queue.wait(0, filled, 0, [&] { return ++asked == 3; }), BatchQueue::State::empty);
 }
 
-TEST(BatchQueue, AnotherProducerFindsWhatIsInTheSlotUnderWay) {
-  auto [manifest, s] = small_session(1, {1}, 2);
-  BatchQueueWriter first(s, 0);
-  std::memcpy(first.claim(), "element", 8);
-  first.fill(1);
+TEST_F(BatchQueueTest, AnotherProducerFindsWhatIsInTheSlotUnderWay) {
+  std::memcpy(queue.claim(), "element", 8);
+  queue.fill(1);
   BatchQueueWriter second(s, 0);
   EXPECT_EQ(second.filling(), 1u);
   EXPECT_STREQ(reinterpret_cast<const char*>(second.slot(0)), "element");
   second.publish(2);
-  EXPECT_EQ(first.filling(), 0u);
-  EXPECT_EQ(first.elements(0), 2u);
+  EXPECT_EQ(queue.filling(), 0u);
+  EXPECT_EQ(queue.elements(0), 2u);
 }
 
-TEST(BatchQueue, AShortStepHasBatchesWithoutElements) {
-  auto [manifest, s] = small_session(1, {1}, 2);
-  BatchQueueWriter queue(s, 0);
-  queue.claim();
-  queue.publish(0);
+TEST_F(BatchQueueTest, AShortStepHasBatchesWithoutElements) {
+  publish(0);
   queue.finish();
-  BatchQueue::Filled filled{};
   EXPECT_EQ(queue.look(0, filled), BatchQueue::State::none);
   EXPECT_EQ(queue.look(1, filled), BatchQueue::State::ended);
 }
 
-TEST(BatchQueue, ABatchKnowsWhatWasLeftOutBeforeIt) {
-  auto [manifest, s] = small_session(1, {1}, 2);
-  BatchQueueWriter queue(s, 0);
+TEST_F(BatchQueueTest, ABatchKnowsWhatWasLeftOutBeforeIt) {
   queue.leave_out(7);
   queue.fill(1);
   EXPECT_EQ(BatchQueueWriter(s, 0).left_out(0), 7u) << "another producer finds it";
   queue.publish(1);
   queue.publish(1);
-  BatchQueue::Filled filled{};
   ASSERT_EQ(queue.look(0, filled), BatchQueue::State::filled);
   EXPECT_EQ(filled.left_out, 7u);
   EXPECT_EQ(filled.elements, 1u);
@@ -118,14 +111,10 @@ TEST(BatchQueue, RewindingTakesBackWhatIsNotReleased) {
   EXPECT_EQ(queue.look(2, filled), BatchQueue::State::ended);
 }
 
-TEST(BatchQueue, AReopenedQueueHasNoEndAndKeepsItsBatches) {
-  auto [manifest, s] = small_session(1, {1}, 2);
-  BatchQueueWriter queue(s, 0);
-  queue.claim();
-  queue.publish(1);
+TEST_F(BatchQueueTest, AReopenedQueueHasNoEndAndKeepsItsBatches) {
+  publish(1);
   queue.finish("file went away");
   queue.reopen();
-  BatchQueue::Filled filled{};
   EXPECT_EQ(queue.look(0, filled), BatchQueue::State::filled);
   EXPECT_EQ(queue.look(1, filled), BatchQueue::State::empty);
   queue.finish();

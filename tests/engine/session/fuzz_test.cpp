@@ -21,12 +21,6 @@ using test::Fuzzed;
 
 constexpr int rounds = 2000;
 
-std::vector<base::UniqueFd> descriptors_of(Session& session) {
-  std::vector<base::UniqueFd> out;
-  for (const int fd : session.fds()) out.push_back(base::duplicate(fd));
-  return out;
-}
-
 class SessionFuzz : public testing::Test {
  protected:
   /// Whether the session could be attached and used. An exception other than SessionError fails the test.

@@ -2,7 +2,6 @@
 #include "engine/session/manifest.hpp"
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <functional>
 #include <string>
@@ -14,22 +13,6 @@
 
 namespace accelmgr::session {
 namespace {
-
-std::vector<base::UniqueFd> fds_of(Session& session) {
-  std::vector<base::UniqueFd> out;
-  for (int fd : session.fds()) out.emplace_back(dup(fd));
-  return out;
-}
-
-TensorEntry tensor(DType dtype, std::int64_t count, Group group = Group::decay) {
-  return {.name = "t",
-          .aliases = {},
-          .shape = {count},
-          .dtype = dtype,
-          .runner_dtype = dtype,
-          .count = static_cast<std::uint64_t>(count),
-          .group = group};
-}
 
 TEST(Manifest, ReadsBackFromAnotherMapping) {
   Manifest manifest;
@@ -69,7 +52,7 @@ TEST(Manifest, ReadsBackFromAnotherMapping) {
   manifest.fields = {{.name = "input", .shape = {128}, .dtype = DType::int64, .element_bytes = 1024},
                      {.name = "target", .shape = {}, .dtype = DType::uint8, .element_bytes = 1}};
   auto made = session_of(manifest, 2);
-  const auto read = read_manifest(Session::attach(fds_of(made)));
+  const auto read = read_manifest(Session::attach(descriptors_of(made)));
   ASSERT_EQ(read.tensors.size(), 4u);
   EXPECT_EQ(read.tensors[0].name, "w0");
   EXPECT_EQ(read.tensors[0].aliases, manifest.tensors[0].aliases);
@@ -112,7 +95,7 @@ TEST(Manifest, StridesThatLeaveTheValuesOfATensorAreRefused) {
     manifest.set_precision({});
     auto made = session_of(manifest, 1);
     try {
-      read_manifest(Session::attach(fds_of(made)));
+      read_manifest(Session::attach(descriptors_of(made)));
     } catch (const SessionError& error) {
       return error.what();
     }
@@ -131,7 +114,7 @@ TEST(Manifest, StridesThatLeaveTheValuesOfATensorAreRefused) {
 TEST(Manifest, GroupsLieNextToEachOther) {
   Manifest m;
   for (auto group : {Group::frozen, Group::no_decay, Group::decay, Group::no_decay})
-    m.tensors.push_back(tensor(DType::float32, 5, group));
+    m.tensors.push_back(tensor_of(5, DType::float32, group));
   EXPECT_EQ(m.place_tensors(), (TensorBytes{256, 192, 192, 256, 192, 256}));
   EXPECT_EQ(m.tensors[2].offset, 0u);
   EXPECT_EQ(m.tensors[1].offset, 64u);
@@ -141,14 +124,14 @@ TEST(Manifest, GroupsLieNextToEachOther) {
 
 TEST(Manifest, TensorsOfADtypeLieTogetherAndWhatCannotBeTrainedLast) {
   Manifest m;
-  m.tensors = {tensor(DType::float32, 5, Group::frozen),
-               tensor(DType::bfloat16, 5, Group::no_decay),
-               tensor(DType::float32, 5),
-               tensor(DType::int8, 5, Group::frozen),
-               tensor(DType::complex64, 3),
-               tensor(DType::float16, 5),
-               tensor(DType::float32, 5),
-               tensor(DType::bfloat16, 5, Group::frozen)};
+  m.tensors = {tensor_of(5, DType::float32, Group::frozen),
+               tensor_of(5, DType::bfloat16, Group::no_decay),
+               tensor_of(5, DType::float32),
+               tensor_of(5, DType::int8, Group::frozen),
+               tensor_of(3, DType::complex64),
+               tensor_of(5, DType::float16),
+               tensor_of(5, DType::float32),
+               tensor_of(5, DType::bfloat16, Group::frozen)};
   m.set_precision({.bf16_slabs = true, .float32_gradients = true});
   EXPECT_EQ(m.place_tensors(), (TensorBytes{.parameters = 512,
                                             .trained = 320,
@@ -173,7 +156,7 @@ TEST(Manifest, StoresGradientsAsThePrecisionSays) {
   using enum Element;
   const auto types = [](DType dtype, const Precision& precision) {
     Manifest m;
-    m.tensors = {tensor(dtype, 1)};
+    m.tensors = {tensor_of(1, dtype)};
     m.set_precision(precision);
     return m.tensors[0];
   };
@@ -193,8 +176,8 @@ TEST(Manifest, StoresGradientsAsThePrecisionSays) {
 /// The error of a session whose manifest another process has changed.
 std::string refusal(const std::function<void(Manifest&)>& change) {
   Manifest m;
-  m.tensors = {tensor(DType::float32, 100), tensor(DType::bfloat16, 100),
-               tensor(DType::int8, 100, Group::frozen)};
+  m.tensors = {tensor_of(100, DType::float32), tensor_of(100, DType::bfloat16),
+               tensor_of(100, DType::int8, Group::frozen)};
   m.set_precision({});
   auto session = session_of(m, 1);
   change(m);

@@ -57,13 +57,12 @@ class ReductionTest : public testing::TestWithParam<std::tuple<int, Model>> {
   /// Of its losses; LossWeights::field divides by the sum.
   static double weight(int rank) { return 2.5 * rank + 1; }
 
-  std::uint64_t commit(bool accumulate, bool mean_buffers = false) {
-    return commit(Request{.participants = all_ranks(ranks()),
-                          .accumulate = accumulate,
-                          .shares = even_shares(1),
-                          .batch_size = 4,
-                          .mean_buffers = mean_buffers,
-                          .parameter_version = 0});
+  /// A step of all ranks.
+  static Request request(bool accumulate = false) {
+    return {.participants = all_ranks(ranks()),
+            .accumulate = accumulate,
+            .shares = even_shares(1),
+            .batch_size = 4};
   }
 
   std::uint64_t commit(const Request& request, bool nonfinite = false) {
@@ -114,7 +113,7 @@ class ReductionTest : public testing::TestWithParam<std::tuple<int, Model>> {
 };
 
 TEST_P(ReductionTest, FinishingAFinishedSliceChangesNothing) {
-  const auto attempt = commit(true);
+  const auto attempt = commit(request(true));
   reduction_.finish_slice(0, attempt);
   const auto before = master();
   reduction_.finish_slice(0, attempt);
@@ -122,7 +121,9 @@ TEST_P(ReductionTest, FinishingAFinishedSliceChangesNothing) {
 }
 
 TEST_P(ReductionTest, ClosingPublishesCountersAndBuffers) {
-  const auto attempt = commit(false, true);
+  auto means = request();
+  means.mean_buffers = 1;
+  const auto attempt = commit(means);
   const auto other = session().word().index ^ 1;
   for (int rank = 0; rank < ranks(); ++rank) {
     const float running[2] = {float(rank), 2.0f};
@@ -145,31 +146,28 @@ TEST_P(ReductionTest, ClosingPublishesCountersAndBuffers) {
 
 TEST_P(ReductionTest, TakesTheLossScaleOutOfTheGradients) {
   const auto before = master();
-  for (const bool accumulate : {false, true})
-    finish_all(commit({.participants = all_ranks(ranks()),
-                       .accumulate = accumulate,
-                       .shares = even_shares(1),
-                       .batch_size = 4,
-                       .loss_scale = accumulate ? 0x1p-3 : 0x1p16}));
+  for (const bool accumulate : {false, true}) {
+    auto scaled = request(accumulate);
+    scaled.loss_scale = accumulate ? 0x1p-3 : 0x1p16;
+    finish_all(commit(scaled));
+  }
   EXPECT_EQ(master(), expected(expected(before, false, 0x1p-16), true, 0x1p3));
 }
 
 TEST_P(ReductionTest, LeavesTheMasterAsItIsWhereTheReplicaKeepsTheGradients) {
   const auto before = master();
-  finish_all(commit({.participants = all_ranks(ranks()),
-                     .shares = even_shares(1),
-                     .batch_size = 4,
-                     .applies = Applies::one_replica}));
+  auto kept = request();
+  kept.applies = Applies::one_replica;
+  finish_all(commit(kept));
   EXPECT_EQ(master(), before);
   EXPECT_EQ(session().counters(session().word().index).steps, 1u);
 }
 
 TEST_P(ReductionTest, TheNextLossScaleIsThatOfTheLastStepWithFiniteValues) {
   const auto next = [&](std::uint64_t good_steps) {
-    return Request{.participants = all_ranks(ranks()),
-                   .shares = even_shares(1),
-                   .batch_size = 4,
-                   .next_loss_scale = {0x1p10, good_steps}};
+    auto next = request();
+    next.next_loss_scale = {0x1p10, good_steps};
+    return next;
   };
   const auto good_steps = [&] { return session().counters(session().word().index).loss_scale.good_steps; };
   finish_all(commit(next(3)));
@@ -189,11 +187,9 @@ TEST_P(ReductionTest, TheNextLossScaleIsThatOfTheLastStepWithFiniteValues) {
 TEST_P(ReductionTest, DividesByTheWeightsOfAllRanksWhoeverFinishes) {
   double total = 0;
   for (int rank = 0; rank < ranks(); ++rank) total += weight(rank);
-  const auto attempt = commit(Request{.participants = all_ranks(ranks()),
-                                      .accumulate = 1,
-                                      .shares = even_shares(1),
-                                      .batch_size = 4,
-                                      .loss_weights = LossWeights::field});
+  auto weighted = request(true);
+  weighted.loss_weights = LossWeights::field;
+  const auto attempt = commit(weighted);
   const auto before = master();
   const Reduction other(session(), small_.manifest);
   for (int rank = 0; rank < ranks(); ++rank) (rank == 0 ? reduction_ : other).finish_slice(rank, attempt);
@@ -221,12 +217,7 @@ TEST_P(ReductionTest, ForeseesWhichSumsAreNotFinite) {
       for (std::uint64_t i = 0; i < 3; ++i)
         slab.set(i, below(2) == 0 ? 1.0 : std::uniform_real_distribution(-most, most)(random));
     }
-    Request request{.participants = all_ranks(ranks()),
-                    .accumulate = round % 3 != 0,
-                    .shares = even_shares(1),
-                    .batch_size = 4,
-                    .parameter_version = 0};
-    const auto attempt = commit(request);
+    const auto attempt = commit(request(round % 3 != 0));
     for (int rank = 0; rank < ranks(); ++rank) {
       auto& range = session().record(rank).ballot.range;
       range = {};

@@ -3,8 +3,10 @@
 
 #include <algorithm>
 #include <span>
+#include <string>
 #include <vector>
 
+#include "base/unique_fd.hpp"
 #include "engine/session/manifest.hpp"
 #include "engine/session/session.hpp"
 
@@ -14,6 +16,18 @@ struct SmallSession {
   Manifest manifest;
   Session session;
 };
+
+/// A tensor of one dimension.
+inline TensorEntry tensor_of(std::uint64_t count, DType dtype = DType::float32, Group group = Group::decay,
+                             const std::string& name = "w") {
+  return {.name = name,
+          .aliases = {},
+          .shape = {static_cast<std::int64_t>(count)},
+          .dtype = dtype,
+          .runner_dtype = dtype,
+          .count = count,
+          .group = group};
+}
 
 /// A session with that manifest; sets the manifest's places. A slot holds a batch of 64 elements and has at
 /// least `slot_bytes`.
@@ -37,17 +51,20 @@ inline SmallSession small_session(int ranks, const std::vector<std::uint64_t>& c
                                   std::uint64_t slots = 2, std::uint64_t slot_bytes = 64) {
   Manifest manifest;
   for (std::size_t i = 0; i < counts.size(); ++i)
-    manifest.tensors.push_back({.name = "w" + std::to_string(i),
-                                .aliases = {},
-                                .shape = {static_cast<std::int64_t>(counts[i])},
-                                .count = counts[i],
-                                .group = Group::decay});
+    manifest.tensors.push_back(tensor_of(counts[i], DType::float32, Group::decay, "w" + std::to_string(i)));
   manifest.buffers.push_back(
       {.name = "running", .shape = {2}, .dtype = DType::float32, .offset = 0, .bytes = 8});
   manifest.buffers.push_back(
       {.name = "batches", .shape = {}, .dtype = DType::int64, .offset = 0, .bytes = 8});
   auto session = session_of(manifest, ranks, slots, slot_bytes);
   return {std::move(manifest), std::move(session)};
+}
+
+/// What another process attaches the session with.
+inline std::vector<base::UniqueFd> descriptors_of(const Session& session) {
+  std::vector<base::UniqueFd> out;
+  for (const int fd : session.fds()) out.push_back(base::duplicate(fd));
+  return out;
 }
 
 /// The address of the session's memory in this process.

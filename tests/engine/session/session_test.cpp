@@ -12,12 +12,6 @@
 namespace accelmgr::session {
 namespace {
 
-std::vector<base::UniqueFd> duplicates(Session& session) {
-  std::vector<base::UniqueFd> out;
-  for (int fd : session.fds()) out.emplace_back(dup(fd));
-  return out;
-}
-
 TEST(Session, RegionsAreAlignedAndDoNotOverlap) {
   Header h{};
   plan_layout({.ranks = 3,
@@ -75,7 +69,7 @@ TEST(Session, AttachingSeesWhatTheMakerWrote) {
   auto [manifest, made] = small_session(2, {1000});
   gradients_of(made)[999] = 3.5f;
   slab_of(made, 1)[5] = -1.0f;
-  auto attached = Session::attach(duplicates(made));
+  auto attached = Session::attach(descriptors_of(made));
   EXPECT_NE(attached.gradients(), made.gradients());
   EXPECT_EQ(gradients_of(attached)[999], 3.5f);
   EXPECT_EQ(slab_of(attached, 1)[5], -1.0f);
@@ -92,12 +86,7 @@ TEST(Session, TheRoomForGradientsOfFrozenParametersTakesNoMemoryUntilItIsAllocat
   constexpr std::uint64_t count = 4 << 20;
   Manifest manifest;
   for (const auto group : {Group::decay, Group::frozen, Group::frozen})
-    manifest.tensors.push_back({.name = "w",
-                                .aliases = {},
-                                .shape = {count},
-                                .dtype = DType::bfloat16,
-                                .count = count,
-                                .group = group});
+    manifest.tensors.push_back(tensor_of(count, DType::bfloat16, group));
   manifest.set_precision({.float32_gradients = true});
   auto s = session_of(manifest, 2);
   const auto& last = manifest.tensors[2];
@@ -107,7 +96,7 @@ TEST(Session, TheRoomForGradientsOfFrozenParametersTakesNoMemoryUntilItIsAllocat
   EXPECT_LT(before, s.header().total_bytes - last.gradient_bytes());
   EXPECT_LT(slab_before, s.header().slab_bytes - last.slab_bytes());
   EXPECT_LE(before + 2 * slab_before, s.used_bytes(2) + 3 * big_region_alignment);
-  auto attached = Session::attach(duplicates(s), 0);
+  auto attached = Session::attach(descriptors_of(s), 0);
   attached.populate_for(0, 3);
   EXPECT_EQ(of_session(), before) << "a runner touches none of it";
   EXPECT_EQ(of_slab(0), slab_before);
@@ -121,11 +110,11 @@ TEST(Session, TheRoomForGradientsOfFrozenParametersTakesNoMemoryUntilItIsAllocat
 
 TEST(Session, AStrangersMemoryIsRefused) {
   auto [manifest, made] = small_session(1, {10});
-  auto fds = duplicates(made);
+  auto fds = descriptors_of(made);
   auto wrong = ipc::create_memfd("not-a-session", 8192);
   fds[0] = std::move(wrong);
   EXPECT_THROW(Session::attach(std::move(fds)), SessionError);
-  auto few = duplicates(made);
+  auto few = descriptors_of(made);
   few.pop_back();
   EXPECT_THROW(Session::attach(std::move(few)), SessionError);
 }
@@ -181,7 +170,7 @@ TEST(Session, ARequestToTheLoaderThatWasNotCompleteIsTakenBack) {
 
 TEST(Session, APrivateSessionNeitherSeesNorMakesChanges) {
   auto [manifest, s] = small_session(1, {10});
-  auto other = Session::attach(duplicates(s));
+  auto other = Session::attach(descriptors_of(s));
   s.parameters()[0] = std::byte{1};
   auto* const address = other.parameters();
   EXPECT_TRUE(other.make_private());
@@ -219,7 +208,7 @@ TEST(SessionDeathTest, AnObserverReadsAndCannotWrite) {
 
 TEST(SessionDeathTest, ProtectedParametersCannotBeWritten) {
   auto [manifest, made] = small_session(2, {10});
-  auto attached = Session::attach(duplicates(made), 0, true);
+  auto attached = Session::attach(descriptors_of(made), 0, true);
   slab_of(attached, 0)[0] = 1;
   EXPECT_DEATH(*reinterpret_cast<volatile float*>(attached.parameters()) = 1, "");
   EXPECT_DEATH(*reinterpret_cast<volatile float*>(attached.slab(1)) = 1, "");

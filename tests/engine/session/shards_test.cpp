@@ -19,12 +19,7 @@ Manifest random_manifest(std::mt19937_64& random) {
     const auto count = random() % 8 == 0 ? 8'000'000 + random() % 100 : 1 + random() % 400'000;
     const auto dtype = dtypes[random() % kinds];
     manifest.tensors.push_back(
-        {.name = "w" + std::to_string(tensors),
-         .aliases = {},
-         .shape = {static_cast<std::int64_t>(count)},
-         .dtype = dtype,
-         .count = count,
-         .group = element_of(dtype) ? static_cast<Group>(random() % 3) : Group::frozen});
+        tensor_of(count, dtype, element_of(dtype) ? static_cast<Group>(random() % 3) : Group::frozen));
   }
   manifest.set_precision({.bf16_runners = random() % 3 == 0,
                           .bf16_slabs = random() % 2 == 0,
@@ -110,8 +105,7 @@ TEST(ShardPlan, NobodyHoldsWhatIsInNoBucket) {
                                      {DType::float32, Group::decay},
                                      {DType::bfloat16, Group::frozen},
                                      {DType::int32, Group::frozen}})
-    manifest.tensors.push_back(
-        {.name = "w", .aliases = {}, .shape = {100}, .dtype = dtype, .count = 100, .group = group});
+    manifest.tensors.push_back(tensor_of(100, dtype, group));
   manifest.set_precision({});
   manifest.place_tensors();
   const ShardPlan plan(manifest);  // 448 bytes of float32, 256 of bfloat16, then what cannot be trained.
@@ -131,8 +125,7 @@ TEST(ShardPlan, TravelsInTheOrderOfBackward) {
                                      {200'000u, Group::decay},
                                      {300'000u, Group::decay},
                                      {6u, Group::no_decay}})
-    manifest.tensors.push_back(
-        {.name = "w", .aliases = {}, .shape = {count}, .count = count, .group = group});
+    manifest.tensors.push_back(tensor_of(count, DType::float32, group));
   manifest.place_tensors();
   const ShardPlan plan(manifest);
   ASSERT_EQ(plan.buckets().size(), 3u);
@@ -148,7 +141,7 @@ TEST(ShardPlan, TravelsInTheOrderOfBackward) {
 TEST(ShardPlan, PlacesParametersWithTheDtypesOfRunners) {
   Manifest manifest;
   for (const auto dtype : {DType::float32, DType::bfloat16, DType::float64})
-    manifest.tensors.push_back({.name = "w", .aliases = {}, .shape = {100}, .dtype = dtype, .count = 100});
+    manifest.tensors.push_back(tensor_of(100, dtype));
   manifest.set_precision({.bf16_runners = true});
   manifest.place_tensors();
   const ShardPlan plan(manifest);

@@ -1,7 +1,6 @@
 #include "small_step.hpp"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
@@ -23,12 +22,6 @@ SmallSession session_for(const Death& death) {
   if (death.is_mixed) return mixed_session(death.ranks, {1600, 2500, 17, 9, 300, 250, 150, 40, 20, 33});
   const std::uint64_t chunks = death.ranks == 2 ? 5 : 8;
   return small_session(death.ranks, {1500, 17, chunks * chunk_elements - 704 - 1536});
-}
-
-Session second_view(Session& session) {
-  std::vector<base::UniqueFd> fds;
-  for (const int fd : session.fds()) fds.emplace_back(dup(fd));
-  return Session::attach(std::move(fds));
 }
 
 // Sums of these values are not exact, so another order of additions would show.
@@ -73,7 +66,7 @@ SmallStep::SmallStep(const Death& death)
       small_(session_for(death)),
       reduction_(small_.session, small_.manifest),
       update_(small_.session, small_.manifest),
-      others_view_(second_view(small_.session)),
+      others_view_(Session::attach(descriptors_of(small_.session))),
       others_reduction_(others_view_, read_manifest(others_view_)),
       others_update_(others_view_, read_manifest(others_view_)) {
   fill();

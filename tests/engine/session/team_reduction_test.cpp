@@ -73,12 +73,7 @@ class TeamStep {
       const auto count = random_() % 10 == 0 ? 270'000 + random_() % 9000 : 1 + random_() % 3000;
       const auto dtype = is_mixed ? dtypes[random_() % std::size(dtypes)] : DType::float32;
       const auto group = dtype == DType::int8 ? Group::frozen : static_cast<Group>(random_() % 3);
-      manifest.tensors.push_back({.name = "w" + std::to_string(tensors),
-                                  .aliases = {},
-                                  .shape = {static_cast<std::int64_t>(count)},
-                                  .dtype = dtype,
-                                  .count = count,
-                                  .group = group});
+      manifest.tensors.push_back(tensor_of(count, dtype, group));
     }
     manifest.set_precision({.bf16_runners = is_mixed && random_() % 2 == 0,
                             .bf16_slabs = random_() % 4 == 0,
