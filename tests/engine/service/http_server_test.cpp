@@ -145,19 +145,23 @@ class HttpServerTest : public testing::Test {
     });
     return port;
   }
-  /// What the server sends until the requests in `text` have ended their connection.
-  static std::string exchange(int port, const std::string& text) {
+  /// A connection to that port.
+  static base::UniqueFd raw(int port) {
     base::UniqueFd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
     sockaddr_in address{};
     address.sin_family = AF_INET;
     address.sin_port = htons(static_cast<std::uint16_t>(port));
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     EXPECT_EQ(::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+    return fd;
+  }
+  /// What the server sends until the requests in `text` have ended their connection.
+  static std::string exchange(const base::UniqueFd& fd, std::string_view text) {
     write(fd.get(), text);
     return read_all(fd.get());
   }
   static std::string ask_port(int port, const std::string& target, const std::string& head) {
-    return exchange(port, "GET " + target + " HTTP/1.1\r\nConnection: close\r\n" + head + "\r\n");
+    return exchange(raw(port), "GET " + target + " HTTP/1.1\r\nConnection: close\r\n" + head + "\r\n");
   }
 
   /// All that the server sends until it closes the connection.
@@ -203,10 +207,8 @@ TEST_F(HttpServerTest, AConnectionServesOneRequestAfterTheOther) {
 
 TEST_F(HttpServerTest, RequestsThatAreSentAtOnceAreServedInOrder) {
   serve();
-  const auto fd = raw();
-  write(fd.get(),
-        "GET /1 HTTP/1.1\r\n\r\nGET /2 HTTP/1.1\r\n\r\nGET /3 HTTP/1.1\r\nConnection: close\r\n\r\n");
-  const auto text = read_all(fd.get());
+  const auto text = exchange(
+      raw(), "GET /1 HTTP/1.1\r\n\r\nGET /2 HTTP/1.1\r\n\r\nGET /3 HTTP/1.1\r\nConnection: close\r\n\r\n");
   const auto first = text.find("\"/1\""), second = text.find("\"/2\""), third = text.find("\"/3\"");
   EXPECT_LT(first, second);
   EXPECT_LT(second, third);
@@ -235,9 +237,8 @@ TEST_F(HttpServerTest, WhatIsTooLargeIsRefused) {
   serve({.header_bytes = 1024, .body_bytes = 1024});
   EXPECT_EQ(ask("/", "X: " + std::string(2000, 'x') + "\r\n").status, 431);
   EXPECT_EQ(ask("/", "", std::string(2000, 'x')).status, 413);
-  const auto fd = raw();
-  write(fd.get(), "POST / HTTP/1.1\r\nContent-Length: 99999999999999999999\r\n\r\n");
-  EXPECT_THAT(read_all(fd.get()), StartsWith("HTTP/1.1 4"));
+  EXPECT_THAT(exchange(raw(), "POST / HTTP/1.1\r\nContent-Length: 99999999999999999999\r\n\r\n"),
+              StartsWith("HTTP/1.1 4"));
   EXPECT_EQ(ask("/").status, 200);
 }
 
@@ -246,9 +247,7 @@ TEST_F(HttpServerTest, WhatIsNoHttpIsRefused) {
   for (const auto* text : {"hello\r\n\r\n", "GET / HTTP/9\r\n\r\n", "GET / HTTP/1.1\r\nno colon\r\n\r\n",
                            "\x16\x03\x01"
                            "\r\n\r\n"}) {
-    const auto fd = raw();
-    write(fd.get(), text);
-    EXPECT_THAT(read_all(fd.get()), HasSubstr("bad_request")) << text;
+    EXPECT_THAT(exchange(raw(), text), HasSubstr("bad_request")) << text;
   }
 }
 
@@ -260,9 +259,7 @@ TEST_F(HttpServerTest, AClientThatSendsNothingLosesItsConnection) {
 
 TEST_F(HttpServerTest, AClientThatSendsHalfARequestLosesItsConnection) {
   serve({.request_s = 1});
-  const auto half = raw();
-  write(half.get(), "GET / HT");
-  EXPECT_EQ(read_all(half.get()), "");
+  EXPECT_EQ(exchange(raw(), "GET / HT"), "");
   EXPECT_EQ(ask("/").status, 200);
 }
 
@@ -294,14 +291,14 @@ TEST_F(HttpServerTest, OverTcpARequestSaysWhetherItStatesTheToken) {
 TEST_F(HttpServerTest, TwoHostsAreRefused) {
   serve();
   const auto text =
-      exchange(serve_tcp(), "GET /x HTTP/1.1\r\nHost: a\r\nHost: b\r\nConnection: close\r\n\r\n");
+      exchange(raw(serve_tcp()), "GET /x HTTP/1.1\r\nHost: a\r\nHost: b\r\nConnection: close\r\n\r\n");
   EXPECT_THAT(text, StartsWith("HTTP/1.1 400"));
 }
 
 // The token of a request does not admit those that follow on its connection.
 TEST_F(HttpServerTest, EachRequestStatesTheToken) {
   serve();
-  const auto text = exchange(serve_tcp(),
+  const auto text = exchange(raw(serve_tcp()),
                              "GET /x HTTP/1.1\r\nAuthorization: Bearer 0123456789abcdef\r\n\r\n"
                              "GET /y HTTP/1.1\r\nConnection: close\r\n\r\n");
   EXPECT_THAT(text, HasSubstr("\"/x\""));
@@ -336,9 +333,8 @@ TEST_F(HttpServerTest, AClientThatIsGoneBeforeItsAnswerHarmsNothing) {
   {
     const auto fd = raw();
     write(fd.get(), "GET /later HTTP/1.1\r\n\r\n");
-    const auto other = raw();
-    write(other.get(), "GET / HTTP/1.1\r\nConnection: close\r\n\r\n");
-    read_all(other.get());  // The server has read the first request by now.
+    exchange(raw(), "GET / HTTP/1.1\r\nConnection: close\r\n\r\n");
+    // The server has read the first request by now.
   }
   boost::asio::post(loop_, [this] {
     if (later_) later_(json_response({{"late", true}}));
