@@ -296,11 +296,8 @@ device::Runtime FakeCuda::runtime() {
 /// Counts the call. Returns the error that it is to report.
 Code FakeCuda::enter(const char* function) {
   const std::lock_guard lock(mutex_);
-  ++calls_[function];
-  if (broken_ != code::success) return broken_;
-  const auto fault = faults_.find(function);
-  if (fault == faults_.end() || --fault->second.nth != 0) return code::success;
-  return fault->second.code;
+  const auto failed = count(function);
+  return broken_ != code::success ? broken_ : failed;
 }
 
 FakeCuda::StreamState& FakeCuda::state_of(device::StreamHandle stream) {
@@ -594,31 +591,10 @@ Code FakeCuda::release(void* memory) {
   return allocations_.erase(block) == 1 ? code::success : code::invalid_value;
 }
 
-void FakeCuda::take_any_memory() {
-  const std::lock_guard lock(mutex_);
-  any_memory_ = true;
-}
-
-void FakeCuda::fail(const std::string& function, int nth, Code code) {
-  const std::lock_guard lock(mutex_);
-  faults_[function] = {nth, code};
-}
-
-void FakeCuda::break_after(int operations, Code code) {
-  const std::lock_guard lock(mutex_);
-  until_break_ = operations;
-  break_code_ = code;
-}
-
 void FakeCuda::break_now(Code code) {
   const std::lock_guard lock(mutex_);
   broken_ = code;
   changed_.notify_all();
-}
-
-void FakeCuda::hang_after(int operations) {
-  const std::lock_guard lock(mutex_);
-  until_hang_ = operations;
 }
 
 void FakeCuda::go_on() {
@@ -628,50 +604,10 @@ void FakeCuda::go_on() {
   changed_.notify_all();
 }
 
-std::set<FakeCuda::Wait> FakeCuda::waits() {
-  const std::lock_guard lock(mutex_);
-  return waits_;
-}
-
-void FakeCuda::leave_out(const Wait& wait) {
-  const std::lock_guard lock(mutex_);
-  left_out_.insert(wait);
-}
-
-FakeCuda::Held FakeCuda::held() {
-  const std::lock_guard lock(mutex_);
-  return {live_streams_, live_events_, registrations_.size(), allocations_.size()};
-}
-
 bool FakeCuda::has_settled() {
   const std::lock_guard lock(mutex_);
   return std::ranges::all_of(streams_,
                              [](const auto& stream) { return stream->queue.empty() && !stream->busy; });
-}
-
-int FakeCuda::unregistered_copies() {
-  const std::lock_guard lock(mutex_);
-  return unregistered_copies_;
-}
-
-int FakeCuda::endless_waits() {
-  const std::lock_guard lock(mutex_);
-  return endless_waits_;
-}
-
-int FakeCuda::early_unregistrations() {
-  const std::lock_guard lock(mutex_);
-  return early_unregistrations_;
-}
-
-std::size_t FakeCuda::copied(device::Direction direction) {
-  const std::lock_guard lock(mutex_);
-  return copied_[direction];
-}
-
-int FakeCuda::calls(const std::string& function) {
-  const std::lock_guard lock(mutex_);
-  return calls_[function];
 }
 
 }  // namespace accelmgr::test

@@ -17,11 +17,12 @@
 #include <vector>
 
 #include "base/cuda/runtime.hpp"
+#include "fake_library.hpp"
 
 namespace accelmgr::test {
 
 /// One process has at most one at a time, as a process has one driver.
-class FakeCuda {
+class FakeCuda : public FakeLibrary<device::Code> {
  public:
   enum class Execution {
     stepped,  ///< Nothing happens until the host polls. Each poll executes one operation of a random stream.
@@ -55,7 +56,7 @@ class FakeCuda {
   /// Queues a kernel.
   void launch(device::StreamHandle stream, std::function<void()> kernel);
   /// From now on any memory may be the device's: tensors on the CPU stand in for those on a device.
-  void take_any_memory();
+  void take_any_memory() { write(any_memory_, true); }
 
   /// Executes what is queued on the stream with that number, and what it waits for. A library that calls this
   /// computes as late as kernels on that stream. Returns early if the device hangs.
@@ -80,38 +81,44 @@ class FakeCuda {
 
   // Faults.
 
-  /// Call `nth` (from 1) of the function from now on fails.
-  void fail(const std::string& function, int nth, device::Code code);
   /// The operation after the next `operations` ones breaks the device: it and every later one are left out,
   /// and all calls report `code`.
-  void break_after(int operations, device::Code code);
+  void break_after(int operations, device::Code code) {
+    locked([&] { until_break_ = operations, break_code_ = code; });
+  }
   /// The device is broken from now on, as by an access to memory of a peer that is gone.
   void break_now(device::Code code);
   /// Streams do nothing after the next `operations` operations.
-  void hang_after(int operations);
+  void hang_after(int operations) { write(until_hang_, operations); }
   /// A device that hangs goes on after all: it was only slow.
   void go_on();
 
   // What the test looks at.
 
   /// All waits so far: of streams for events, and of the host, that is, its polls.
-  std::set<Wait> waits();
+  std::set<Wait> waits() { return read(waits_); }
   /// As if this wait were not in the code.
-  void leave_out(const Wait& wait);
-  Held held();
+  void leave_out(const Wait& wait) {
+    locked([&] { left_out_.insert(wait); });
+  }
+  Held held() {
+    return locked([&] {
+      return Held{live_streams_, live_events_, registrations_.size(), allocations_.size()};
+    });
+  }
   /// Whether all streams have done what was queued.
   bool has_settled();
   /// Copies between the device and host memory that was not registered. They are executed before the call
   /// returns.
-  int unregistered_copies();
+  int unregistered_copies() { return read(unregistered_copies_); }
   /// Calls that would have waited for ever for a device that hangs.
-  int endless_waits();
+  int endless_waits() { return read(endless_waits_); }
   /// Registrations that ended while a copy of their memory was queued. CUDA does not say what happens then.
-  int early_unregistrations();
+  int early_unregistrations() { return read(early_unregistrations_); }
   /// The bytes that copies in that direction were queued for, so far.
-  std::size_t copied(device::Direction direction);
-  /// How often the function was called.
-  int calls(const std::string& function);
+  std::size_t copied(device::Direction direction) {
+    return locked([&] { return copied_[direction]; });
+  }
 
  private:
   friend struct FakeFunctions;
@@ -169,7 +176,6 @@ class FakeCuda {
   device::Code release(void* memory);
 
   const Execution execution_;
-  std::mutex mutex_;
   std::condition_variable changed_;
   // Guarded by the mutex.
   std::mt19937_64 random_;
@@ -182,12 +188,6 @@ class FakeCuda {
   std::map<std::byte*, int> devices_;  ///< The device of each allocation.
   std::map<std::byte*, std::size_t> registrations_;
   std::size_t live_events_ = 0, live_streams_ = 0;
-  std::map<std::string, int> calls_;
-  struct Fault {
-    int nth;
-    device::Code code;
-  };
-  std::map<std::string, Fault> faults_;
   int until_break_ = -1, until_hang_ = -1;  ///< Operations; -1: never.
   device::Code break_code_ = 0, broken_ = 0;
   bool hangs_ = false;

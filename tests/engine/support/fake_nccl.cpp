@@ -224,7 +224,7 @@ device::Nccl FakeNccl::table() {
 /// Counts the call. Returns the error that it is to report.
 NcclCode FakeNccl::enter(const char* function) {
   std::unique_lock lock(mutex_);
-  ++calls_[function];
+  const auto failed = count(function);
   if (hangs_[function]) {
     ++hanging_;
     changed_.wait(lock, [&] { return released_; });
@@ -232,8 +232,7 @@ NcclCode FakeNccl::enter(const char* function) {
     changed_.notify_all();
     return nccl_code::internal_error;
   }
-  const auto fault = faults_.find(function);
-  return fault == faults_.end() || --fault->second.nth != 0 ? nccl_code::success : fault->second.code;
+  return failed;
 }
 
 FakeNccl::Communicator& FakeNccl::state_of(CommunicatorHandle handle) {
@@ -354,51 +353,16 @@ NcclCode FakeNccl::end(const char* function, CommunicatorHandle handle) {
   return nccl_code::success;
 }
 
-void FakeNccl::fail(const std::string& function, int nth, NcclCode code) {
-  const std::lock_guard lock(mutex_);
-  faults_[function] = {nth, code};
-}
-
-void FakeNccl::fail_asynchronously(int rank, NcclCode code) {
-  const std::lock_guard lock(mutex_);
-  asynchronous_[rank] = code;
-}
-
-void FakeNccl::tell_of_aborts() {
-  const std::lock_guard lock(mutex_);
-  tells_ = true;
-}
-
-void FakeNccl::hang(const std::string& function) {
-  const std::lock_guard lock(mutex_);
-  hangs_[function] = true;
-}
-
 void FakeNccl::release() {
   const std::lock_guard lock(mutex_);
   released_ = true;
   changed_.notify_all();
 }
 
-std::vector<std::string> FakeNccl::mismatches() {
-  const std::lock_guard lock(mutex_);
-  return mismatches_;
-}
-
-std::vector<std::string> FakeNccl::misuses() {
-  const std::lock_guard lock(mutex_);
-  return misuses_;
-}
-
 int FakeNccl::live() {
   const std::lock_guard lock(mutex_);
   return static_cast<int>(
       std::ranges::count(communicators_, false, [](const auto& one) { return one->gone; }));
-}
-
-int FakeNccl::calls(const std::string& function) {
-  const std::lock_guard lock(mutex_);
-  return calls_[function];
 }
 
 }  // namespace accelmgr::test

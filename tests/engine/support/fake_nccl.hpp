@@ -16,13 +16,14 @@
 
 #include "base/cuda/nccl.hpp"
 #include "engine/support/fake_nccl_team.hpp"
+#include "fake_library.hpp"
 
 namespace accelmgr::test {
 
 /// One process has at most one at a time. A FakeCuda is there as long as it is used; it must execute in
 /// threads where ranks are in several processes. A group may have sends and receives of one communicator, all
 /// ranks take part in it, and each pair exchanges at most one message each way.
-class FakeNccl {
+class FakeNccl : public FakeLibrary<device::NcclCode> {
  public:
   /// When the first operation of a communicator is on its stream.
   enum class FirstOperation {
@@ -43,26 +44,27 @@ class FakeNccl {
 
   // Faults. Without them, what happens to a rank is not told to the others: they wait for ever.
 
-  /// Call `nth` (from 1) of the function from now on fails.
-  void fail(const std::string& function, int nth, device::NcclCode code);
   /// The communicators of that rank report `code` from now on.
-  void fail_asynchronously(int rank, device::NcclCode code);
+  void fail_asynchronously(int rank, device::NcclCode code) {
+    locked([&] { asynchronous_[rank] = code; });
+  }
   /// From now on the other ranks of an aborted communicator report a remote error.
-  void tell_of_aborts();
+  void tell_of_aborts() { write(tells_, true); }
   /// Calls of the function do not return until release(), or until the fake ends. They fail then.
-  void hang(const std::string& function);
+  void hang(const std::string& function) {
+    locked([&] { hangs_[function] = true; });
+  }
   void release();
 
   // What the test looks at.
 
   /// What ranks did differently from the first one that made the call.
-  std::vector<std::string> mismatches();
+  std::vector<std::string> mismatches() { return read(mismatches_); }
   /// Calls that NCCL forbids: with a communicator that is busy or gone, of memory that is not the device's, a
   /// destroy without a finalize, an unfinished group.
-  std::vector<std::string> misuses();
+  std::vector<std::string> misuses() { return read(misuses_); }
   /// Communicators that were neither aborted nor destroyed.
   int live();
-  int calls(const std::string& function);
 
  private:
   friend struct FakeNcclFunctions;
@@ -83,7 +85,6 @@ class FakeNccl {
 
   const FirstOperation first_;
   bool ends_process_ = false;
-  std::mutex mutex_;
   std::condition_variable changed_;
   // Guarded by the mutex.
   std::mt19937_64 random_;
@@ -93,12 +94,6 @@ class FakeNccl {
   std::vector<std::unique_ptr<Communicator>> communicators_;  ///< Handles are addresses; none is used twice.
   std::map<std::string, std::weak_ptr<fake_nccl::Team>> teams_;  ///< By their ids. Ranks share a mapping.
   std::map<int, device::NcclCode> asynchronous_;
-  struct Fault {
-    int nth;
-    device::NcclCode code;
-  };
-  std::map<std::string, Fault> faults_;
-  std::map<std::string, int> calls_;
   std::map<std::string, bool> hangs_;
   std::vector<std::string> mismatches_, misuses_;
 };
