@@ -25,7 +25,7 @@
 #include "engine/client/service_socket.hpp"
 #include "engine/data/random.hpp"
 #include "engine/support/expectations.hpp"
-#include "roles.hpp"
+#include "role_process.hpp"
 #include "service_run.hpp"
 #include "temporary_folder.hpp"
 #include "torture_course.hpp"
@@ -416,28 +416,14 @@ int ServiceTortureReport::kills() const {
 
 ServiceTortureReport service_torture(const ServiceTortureOptions& options) {
   ServiceTortureReport report;
-  auto begin = base::now_ns();
-  const auto expected =
-      undisturbed_course(tortured_config(options.seed), options.steps, /*keep_blocks=*/true);
-  report.undisturbed_s = seconds_since(begin);
-  begin = base::now_ns();
-  const auto descriptors = open_descriptors();
-  {
-    const LogTo log(options.log_file);
-    try {
-      Arena arena(options, expected, report);
-      arena.disturb();
-      arena.end();
-    } catch (const std::exception& error) {
-      report.failure = error.what();
-    }
-  }
-  report.disturbed_s = seconds_since(begin);
-  report.injected = injected_kills(options.log_file);
-  if (const auto left = left_behind(); report.failure.empty()) report.failure = left;
-  if (report.failure.empty() && open_descriptors() != descriptors)
-    report.failure = fmt::format("{} descriptors are open, {} were before", open_descriptors(), descriptors);
-  if (report.failure.empty()) std::filesystem::remove(options.log_file);
+  make_round(
+      report, options.log_file,
+      [&] { return undisturbed_course(tortured_config(options.seed), options.steps, /*keep_blocks=*/true); },
+      [&](const Course& expected) {
+        Arena arena(options, expected, report);
+        arena.disturb();
+        arena.end();
+      });
   return report;
 }
 

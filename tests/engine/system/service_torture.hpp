@@ -11,7 +11,7 @@
 #include <cstdint>
 #include <string>
 
-#include "killer.hpp"
+#include "torture_course.hpp"
 
 namespace accelmgr::test {
 
@@ -26,22 +26,14 @@ struct ServiceTortureOptions {
   static KillerOptions gentle_to_services();
 };
 
-struct ServiceTortureReport {
-  std::uint64_t steps = 0;       ///< Steps that the run has come to.
-  std::uint64_t steps_made = 0;  ///< The same and those that were lost with killed services.
+struct ServiceTortureReport : RoundReport {
+  std::uint64_t steps_made = 0;  ///< Steps, and those that were lost with killed services.
   std::uint64_t services = 0;
   int checkpoints = 0;                  ///< That hosts have asked for.
   std::uint64_t hosts = 0, leases = 0;  ///< Processes, and how often one of them was admitted.
   int users = 1;                        ///< Of these processes. Only root starts those of others.
-  Kills killed;                         ///< By the killer process.
-  Kills injected;                       ///< Runners, by the fault library.
   Kills ends;                           ///< How hosts ended that the killer process has not killed.
   Kills found;                          ///< What hosts found when they attached, and in their steps.
-  std::uint64_t losses = 0;
-  double undisturbed_s = 0, disturbed_s = 0;
-  /// What differs from the undisturbed run and after which step, or an error, or what is left behind. Empty
-  /// if the run is good.
-  std::string failure;
 
   int kills() const;  ///< Of runners, fork servers and hosts.
 };

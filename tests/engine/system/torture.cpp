@@ -2,14 +2,10 @@
 
 #include <fmt/format.h>
 
-#include <filesystem>
 #include <optional>
 
 #include "accelmgr/errors.hpp"
-#include "base/clock.hpp"
-#include "engine/support/expectations.hpp"
 #include "living_children.hpp"
-#include "torture_course.hpp"
 
 namespace accelmgr::test {
 namespace {
@@ -115,22 +111,13 @@ int TortureReport::kills() const { return number_of(killed) + number_of(injected
 
 TortureReport torture(const TortureOptions& options) {
   TortureReport report;
-  auto begin = base::now_ns();
-  const auto expected = undisturbed_course(tortured_config(options.seed),
-                                           static_cast<std::uint64_t>(options.steps), /*keep_blocks=*/false);
-  report.undisturbed_s = seconds_since(begin);
-  begin = base::now_ns();
-  const auto descriptors = open_descriptors();
-  {
-    const LogTo log(options.log_file);
-    disturb(options, expected, report);
-  }
-  report.disturbed_s = seconds_since(begin);
-  report.injected = injected_kills(options.log_file);
-  if (report.failure.empty()) report.failure = left_behind();
-  if (report.failure.empty() && open_descriptors() != descriptors)
-    report.failure = fmt::format("{} descriptors are open, {} were before", open_descriptors(), descriptors);
-  if (report.failure.empty()) std::filesystem::remove(options.log_file);
+  make_round(
+      report, options.log_file,
+      [&] {
+        return undisturbed_course(tortured_config(options.seed), static_cast<std::uint64_t>(options.steps),
+                                  /*keep_blocks=*/false);
+      },
+      [&](const Course& expected) { disturb(options, expected, report); });
   return report;
 }
 

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <string>
 
-#include "killer.hpp"
+#include "torture_course.hpp"
 
 namespace accelmgr::test {
 
@@ -20,17 +20,9 @@ struct TortureOptions {
   std::string log_file;   ///< Has the library's kills too; removed if nothing failed.
 };
 
-struct TortureReport {
-  std::uint64_t steps = 0;  ///< Committed steps of the disturbed run.
-  Kills killed;             ///< Kills by the killer process.
-  Kills injected;           ///< Kills by the library: "forward", "manager in_flight", ...
-  std::uint64_t losses = 0;
+struct TortureReport : RoundReport {
   std::uint64_t recoveries = 0;         ///< New managers that started.
   std::uint64_t failed_recoveries = 0;  ///< Starts of a new manager that failed.
-  double undisturbed_s = 0, disturbed_s = 0;
-  /// What differs from the undisturbed run and after which step, or an error, or what is left behind. Empty
-  /// if the run is good.
-  std::string failure;
 
   int kills() const;
 };

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -14,7 +15,9 @@
 #include "accelmgr/errors.hpp"
 #include "base/clock.hpp"
 #include "base/split_mix.hpp"
+#include "base/unique_fd.hpp"
 #include "engine/faults/plan.hpp"
+#include "engine/support/expectations.hpp"
 
 namespace accelmgr::test {
 namespace {
@@ -30,6 +33,50 @@ constexpr Place places[] = {{"load_parameters", 1},   {"data", 2},    {"forward"
                             {"gradient_capture", 17}, {"vote", 1},    {"voted", 1},   {"undo_saved", 3.8},
                             {"in_flight", 3.8},       {"reduced", 4}, {"chunk", 4},   {"publish", 1},
                             {"published", 1},         {"close", 1}};
+
+/// Writes standard error of this process, and of the processes that it starts, to a file.
+class LogTo {
+ public:
+  explicit LogTo(const std::string& file) : before_(dup(STDERR_FILENO)) {
+    const base::UniqueFd log(open(file.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0600));
+    if (!before_ || !log) throw SystemError("opening " + file, errno);
+    std::fflush(stderr);
+    dup2(log.get(), STDERR_FILENO);
+    setenv("ACCELMGR_LOG_LEVEL", "info", 1);
+  }
+  ~LogTo() {
+    std::fflush(stderr);
+    dup2(before_.get(), STDERR_FILENO);
+    unsetenv("ACCELMGR_LOG_LEVEL");
+  }
+  LogTo(const LogTo&) = delete;
+  LogTo& operator=(const LogTo&) = delete;
+
+ private:
+  base::UniqueFd before_;
+};
+
+/// The kills in the log: the fault library logs a fault before it strikes.
+Kills injected_kills(const std::string& log_file) {
+  const std::string_view says = "injecting a fault: ";
+  Kills kills;
+  std::ifstream log(log_file);
+  for (std::string line; std::getline(log, line);) {
+    const auto at = line.find(says);
+    if (at == std::string::npos) continue;
+    const auto fault = faults::parse(line.substr(at + says.size()));
+    if (fault.action != faults::Action::kill) continue;
+    ++kills[fmt::format("{}{}", fault.rank == faults::manager_rank ? "manager " : "",
+                        faults::name_of(*fault.phase))];
+  }
+  return kills;
+}
+
+std::ptrdiff_t open_descriptors() {
+  return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {});
+}
+
+double seconds_since(std::int64_t begin_ns) { return double(base::now_ns() - begin_ns) / 1e9; }
 
 }  // namespace
 
@@ -148,35 +195,6 @@ Course undisturbed_course(const Config& config, std::uint64_t steps, bool keep_b
   return course;
 }
 
-LogTo::LogTo(const std::string& file) : before_(dup(STDERR_FILENO)) {
-  const base::UniqueFd log(open(file.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0600));
-  if (!before_ || !log) throw SystemError("opening " + file, errno);
-  std::fflush(stderr);
-  dup2(log.get(), STDERR_FILENO);
-  setenv("ACCELMGR_LOG_LEVEL", "info", 1);
-}
-
-LogTo::~LogTo() {
-  std::fflush(stderr);
-  dup2(before_.get(), STDERR_FILENO);
-  unsetenv("ACCELMGR_LOG_LEVEL");
-}
-
-Kills injected_kills(const std::string& log_file) {
-  const std::string_view says = "injecting a fault: ";
-  Kills kills;
-  std::ifstream log(log_file);
-  for (std::string line; std::getline(log, line);) {
-    const auto at = line.find(says);
-    if (at == std::string::npos) continue;
-    const auto fault = faults::parse(line.substr(at + says.size()));
-    if (fault.action != faults::Action::kill) continue;
-    ++kills[fmt::format("{}{}", fault.rank == faults::manager_rank ? "manager " : "",
-                        faults::name_of(*fault.phase))];
-  }
-  return kills;
-}
-
 int number_of(const Kills& kills) {
   int sum = 0;
   for (const auto& [kind, number] : kills)
@@ -184,10 +202,27 @@ int number_of(const Kills& kills) {
   return sum;
 }
 
-std::ptrdiff_t open_descriptors() {
-  return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {});
+void make_round(RoundReport& report, const std::string& log_file, const std::function<Course()>& undisturbed,
+                const std::function<void(const Course& expected)>& disturb) {
+  auto begin_ns = base::now_ns();
+  const auto expected = undisturbed();
+  report.undisturbed_s = seconds_since(begin_ns);
+  begin_ns = base::now_ns();
+  const auto descriptors = open_descriptors();
+  {
+    const LogTo log(log_file);
+    try {
+      disturb(expected);
+    } catch (const std::exception& error) {
+      report.failure = error.what();
+    }
+  }
+  report.disturbed_s = seconds_since(begin_ns);
+  report.injected = injected_kills(log_file);
+  if (const auto left = left_behind(); report.failure.empty()) report.failure = left;
+  if (report.failure.empty() && open_descriptors() != descriptors)
+    report.failure = fmt::format("{} descriptors are open, {} were before", open_descriptors(), descriptors);
+  if (report.failure.empty()) std::filesystem::remove(log_file);
 }
-
-double seconds_since(std::int64_t begin_ns) { return double(base::now_ns() - begin_ns) / 1e9; }
 
 }  // namespace accelmgr::test

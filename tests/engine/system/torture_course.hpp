@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "accelmgr/config.hpp"
-#include "base/unique_fd.hpp"
 #include "engine/client/handle.hpp"
 #include "killer.hpp"
 #include "support.hpp"
@@ -72,23 +71,24 @@ struct Course {
 /// `keep_blocks`: also `parameters` and `gradients`.
 Course undisturbed_course(const Config& config, std::uint64_t steps, bool keep_blocks);
 
-/// Writes standard error of this process, and of the processes that it starts, to a file.
-class LogTo {
- public:
-  explicit LogTo(const std::string& file);
-  ~LogTo();
-  LogTo(const LogTo&) = delete;
-  LogTo& operator=(const LogTo&) = delete;
-
- private:
-  base::UniqueFd before_;
-};
-
-/// The kills in the log: the fault library logs a fault before it strikes.
-Kills injected_kills(const std::string& log_file);
 /// All but stops.
 int number_of(const Kills& kills);
-std::ptrdiff_t open_descriptors();
-double seconds_since(std::int64_t begin_ns);
+
+/// What both kinds report of a round.
+struct RoundReport {
+  std::uint64_t steps = 0;  ///< Committed steps that the disturbed run has come to.
+  Kills killed;             ///< Kills by the killer process.
+  Kills injected;           ///< Kills by the fault library: "forward", "manager in_flight", ...
+  std::uint64_t losses = 0;
+  double undisturbed_s = 0, disturbed_s = 0;
+  /// What differs from the undisturbed run and after which step, or an error, or what is left behind. Empty
+  /// if the run is good.
+  std::string failure;
+};
+
+/// Makes an undisturbed run, then the disturbed one, whose processes log to the file. It is removed if
+/// nothing failed.
+void make_round(RoundReport& report, const std::string& log_file, const std::function<Course()>& undisturbed,
+                const std::function<void(const Course& expected)>& disturb);
 
 }  // namespace accelmgr::test

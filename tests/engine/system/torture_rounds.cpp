@@ -12,38 +12,34 @@
 namespace accelmgr::test {
 namespace {
 
-nlohmann::json as_json(std::uint64_t seed, const TortureReport& report) {
-  return {{"seed", seed},
-          {"steps", report.steps},
-          {"killed", report.killed},
-          {"injected", report.injected},
-          {"kills", report.kills()},
-          {"losses", report.losses},
-          {"recoveries", report.recoveries},
-          {"failed_recoveries", report.failed_recoveries},
-          {"undisturbed_s", report.undisturbed_s},
-          {"disturbed_s", report.disturbed_s},
-          {"failure", report.failure}};
+nlohmann::json own_fields(const TortureReport& report) {
+  return {{"recoveries", report.recoveries}, {"failed_recoveries", report.failed_recoveries}};
 }
 
-nlohmann::json as_json(std::uint64_t seed, const ServiceTortureReport& report) {
-  return {{"seed", seed},
-          {"steps", report.steps},
-          {"steps_made", report.steps_made},
+nlohmann::json own_fields(const ServiceTortureReport& report) {
+  return {{"steps_made", report.steps_made},
           {"services", report.services},
           {"checkpoints", report.checkpoints},
           {"hosts", report.hosts},
           {"users", report.users},
           {"leases", report.leases},
-          {"killed", report.killed},
-          {"injected", report.injected},
           {"ends", report.ends},
-          {"found", report.found},
-          {"kills", report.kills()},
-          {"losses", report.losses},
-          {"undisturbed_s", report.undisturbed_s},
-          {"disturbed_s", report.disturbed_s},
-          {"failure", report.failure}};
+          {"found", report.found}};
+}
+
+template <class Report>
+nlohmann::json as_json(std::uint64_t seed, const Report& report) {
+  nlohmann::json all{{"seed", seed},
+                     {"steps", report.steps},
+                     {"killed", report.killed},
+                     {"injected", report.injected},
+                     {"kills", report.kills()},
+                     {"losses", report.losses},
+                     {"undisturbed_s", report.undisturbed_s},
+                     {"disturbed_s", report.disturbed_s},
+                     {"failure", report.failure}};
+  all.update(own_fields(report));
+  return all;
 }
 
 /// `round` makes one with a seed and a log, and returns its report.
