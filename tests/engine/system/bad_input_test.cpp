@@ -5,12 +5,19 @@
 
 #include <regex>
 
-#include "roles.hpp"
+#include "role_process.hpp"
 #include "staged_run.hpp"
 #include "support.hpp"
 
 namespace accelmgr::test {
 namespace {
+
+/// Starts a manager without init(), and says the exception's text.
+constexpr const char* starts_without_init = "starts_without_init";
+const RegisteredRole starter(starts_without_init, [](const Arguments&, int, char**) {
+  say(message_of<UsageError>([] { client::Handle(Config{}, {}); }));
+  return 0;
+});
 
 /// The message of the Exception that refuses to start a manager; its type must be exactly Exception.
 template <class Exception>

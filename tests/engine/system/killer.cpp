@@ -197,6 +197,10 @@ KillerOptions options_of(const std::string& text) {
   return o;
 }
 
+const RegisteredRole killer(kills_at_random, [](const Arguments& arguments, int, char**) {
+  return Role(options_of(arguments.at(0))).play();
+});
+
 }  // namespace
 
 Killer::Killer(const KillerOptions& options)
@@ -213,7 +217,5 @@ Kills Killer::end() {
   process_.reset();
   return done;
 }
-
-int play_killer(const std::string& argument) { return Role(options_of(argument)).play(); }
 
 }  // namespace accelmgr::test

@@ -49,7 +49,4 @@ class Killer {
   std::optional<RoleProcess> process_;
 };
 
-/// main() of the role. Returns the exit code.
-int play_killer(const std::string& argument);
-
 }  // namespace accelmgr::test

@@ -7,13 +7,15 @@
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <future>
 #include <iterator>
 #include <optional>
 #include <sstream>
 
+#include "accelmgr/init.hpp"
 #include "base/config/start_method.hpp"
 #include "base/ipc/process.hpp"
-#include "roles.hpp"
+#include "role_process.hpp"
 #include "staged_run.hpp"
 #include "support.hpp"
 
@@ -76,48 +78,38 @@ TEST(LostForkServer, TakesTheRunnersWithIt) {
   EXPECT_TRUE(run.has_added_nothing());
 }
 
-void expect_children_ended_of_killed_manager(const StagedRun& run, std::int64_t dead_ns) {
+/// What rank 1 does when the manager is killed: it waits for the next step, or blocks in one, or has made one
+/// fail. An aborted attempt leaves gradients in the slabs, which no recovery may add to the master.
+class LostManager : public testing::TestWithParam<Act> {};
+
+TEST_P(LostManager, LeavesTheGradientsReadableAndTakesItsProcessesWithIt) {
+  Stage stage;
+  RunAfterOneStep run(stage);
+  stage.tell(1, GetParam());
+  std::future<StepResult> step;
+  if (GetParam() == Act::block) {
+    step = run.step_in_background();
+    stage.wait_until_blocked(1);
+  } else if (GetParam() == Act::undefined_gradient) {
+    EXPECT_EQ(run.manager().step().status, StepStatus::nonfinite);
+  }
+  const auto dead_ns = run.kill_and_wait(run.processes().manager.get());
+  if (step.valid())
+    expect_failed(step.get(), StepStatus::manager_lost, {"manager", "killed by signal 9 (KILL)"});
   expect_ended(run.processes());
   report_ms("from the manager's end to that of fork server and runners", dead_ns);
-}
-
-void expect_readable_after_lost_manager(RunAfterOneStep& run) {
   EXPECT_TRUE(run.has_added_nothing());
   expect_failed(run.manager().step(), StepStatus::manager_lost, {"manager", "killed by signal 9 (KILL)"});
   run.manager().stop();
   EXPECT_TRUE(run.has_added_nothing());
 }
 
-TEST(LostManager, KilledInAStepLeavesTheGradientsReadable) {
-  Stage stage;
-  RunAfterOneStep run(stage);
-  stage.tell(1, Act::block);
-  auto step = run.step_in_background();
-  stage.wait_until_blocked(1);
-  const auto dead_ns = run.kill_and_wait(run.processes().manager.get());
-  expect_failed(step.get(), StepStatus::manager_lost, {"manager", "killed by signal 9 (KILL)"});
-  expect_children_ended_of_killed_manager(run, dead_ns);
-  expect_readable_after_lost_manager(run);
-}
-
-TEST(LostManager, KilledBetweenStepsLeavesTheGradientsReadable) {
-  Stage stage;
-  RunAfterOneStep run(stage);
-  const auto dead_ns = run.kill_and_wait(run.processes().manager.get());
-  expect_children_ended_of_killed_manager(run, dead_ns);
-  expect_readable_after_lost_manager(run);
-}
-
-// An aborted attempt leaves gradients in the slabs. A recovery after the manager's death must not add them to
-// the master.
-TEST(LostManager, KilledAfterAnAbortedStepAddsNothingOfIt) {
-  Stage stage;
-  RunAfterOneStep run(stage);
-  stage.tell(1, Act::undefined_gradient);
-  EXPECT_EQ(run.manager().step().status, StepStatus::nonfinite);
-  run.kill_and_wait(run.processes().manager.get());
-  expect_readable_after_lost_manager(run);
-}
+INSTANTIATE_TEST_SUITE_P(All, LostManager, testing::Values(Act::compute, Act::block, Act::undefined_gradient),
+                         [](const auto& act) {
+                           return act.param == Act::compute ? "BetweenSteps"
+                                  : act.param == Act::block ? "InAStep"
+                                                            : "AfterAnAbortedStep";
+                         });
 
 pid_t only_child_of(pid_t pid) {
   std::vector<pid_t> pids;
@@ -128,6 +120,39 @@ pid_t only_child_of(pid_t pid) {
   EXPECT_EQ(pids.size(), 1u);
   return pids.at(0);
 }
+
+/// The role of a host on the stage of arguments[0], with the start method of arguments[3]. It says the pids
+/// of manager and runners. If arguments[1] is "forks" it also forks a child and says its pid. If arguments[2]
+/// is "steps" it makes a step. Then it waits for the test.
+constexpr const char* hosts = "hosts";
+
+StartMethod method_of(const std::string& name) {
+  for (const auto method : {StartMethod::fork, StartMethod::forkserver})
+    if (name == config::name_of(method)) return method;
+  return StartMethod::spawn;
+}
+
+const RegisteredRole host_role(hosts, [](const Arguments& arguments, int argc, char** argv) {
+  init(argc, argv);
+  auto config = staged_config(arguments.at(0));
+  config.data.options["fork_at"] = "0";
+  client::Handle manager(config, {.method = method_of(arguments.at(3))});
+  const auto statistics = manager.statistics();
+  std::string pids = fmt::format("{}", statistics.manager_pid);
+  for (const auto& runner : statistics.runners) pids += fmt::format(" {}", runner.pid);
+  if (arguments.at(1) == "forks") {
+    const auto child = fork();
+    if (child == 0) {
+      wait_for_test();
+      _exit(0);
+    }
+    pids += fmt::format(" {}", child);
+  }
+  say(pids);
+  if (arguments.at(2) == "steps") manager.step();
+  wait_for_test();
+  return 0;
+});
 
 /// A host in a process of its own.
 class Host {
@@ -167,39 +192,36 @@ class Host {
   base::UniqueFd child_;
 };
 
-TEST(LostHost, TakesAllWithIt) {
-  const Stage stage;
-  Host host(stage, "alone", "idles");
-  host.kill_and_wait();
-  const auto dead_ns = base::now_ns();
-  expect_ended(host.processes());
-  report_ms("from the host's end to that of all", dead_ns);
-  expect_nothing_left();
-}
+/// Whether it has forked a child, and whether its runners hang in the model. The child holds the host's end
+/// of the socket, so the socket does not close when the host ends.
+class LostHost : public testing::TestWithParam<std::pair<bool, bool>> {};
 
-// The child holds the host's end of the socket, so the socket does not close when the host ends.
-TEST(LostHost, TakesAllWithItWhileAChildThatItForkedLives) {
-  const Stage stage;
-  Host host(stage, "forks", "idles");
-  host.kill_and_wait();
-  const auto dead_ns = base::now_ns();
-  expect_ended(host.processes());
-  report_ms("from the host's end to that of all", dead_ns);
-  EXPECT_FALSE(ipc::has_ended(host.child()));
-  host.let_go();
-  EXPECT_TRUE(ipc::wait_ended(host.child(), soon()));
-  expect_nothing_left();
-}
-
-TEST(LostHost, TakesRunnersWithItThatHangInTheModel) {
+TEST_P(LostHost, TakesAllWithIt) {
+  const auto [forks, hangs] = GetParam();
   Stage stage;
-  stage.tell(1, Act::block);
-  Host host(stage, "alone", "steps");
-  stage.wait_until_blocked(1);
+  if (hangs) stage.tell(1, Act::block);
+  Host host(stage, forks ? "forks" : "alone", hangs ? "steps" : "idles");
+  if (hangs) stage.wait_until_blocked(1);
   host.kill_and_wait();
+  const auto dead_ns = base::now_ns();
   expect_ended(host.processes());
+  report_ms("from the host's end to that of all", dead_ns);
+  if (forks) {
+    EXPECT_FALSE(ipc::has_ended(host.child()));
+    host.let_go();
+    EXPECT_TRUE(ipc::wait_ended(host.child(), soon()));
+  }
   expect_nothing_left();
 }
+
+INSTANTIATE_TEST_SUITE_P(All, LostHost,
+                         testing::Values(std::pair(false, false), std::pair(true, false),
+                                         std::pair(false, true)),
+                         [](const auto& info) {
+                           return info.param.first    ? "WhileAChildThatItForkedLives"
+                                  : info.param.second ? "WhileARunnerHangsInTheModel"
+                                                      : "Alone";
+                         });
 
 class LostHostThatStarts : public testing::TestWithParam<StartMethod> {};
 
@@ -294,37 +316,36 @@ TEST_F(ForkedChildrenTest, EndWithASignalToThemAlone) {
   expect_ok(run_->manager());
 }
 
-TEST_F(ForkedChildrenTest, EndWithTheirRunner) {
+/// What ends, and whether the manager ends too.
+struct End {
+  const char* name;
+  void (*end)(StagedRun& run);
+  bool of_all;
+  friend void PrintTo(const End& end, std::ostream* out) { *out << end.name; }
+};
+
+class ForkedChildrenEnd : public ForkedChildrenTest, public testing::WithParamInterface<End> {};
+
+TEST_P(ForkedChildrenEnd, WithTheirProcess) {
   const ForkedChildren children(stage_);
-  run_->kill_and_wait(run_->runner(1));
+  GetParam().end(*run_);
   children.expect_runners_ended();
-  EXPECT_TRUE(children.manager_has_its());
+  if (GetParam().of_all)
+    children.expect_ended();
+  else
+    EXPECT_TRUE(children.manager_has_its());
 }
 
-TEST_F(ForkedChildrenTest, EndWithTheirRunnerWhereTheForkServerIsKilled) {
-  const ForkedChildren children(stage_);
-  run_->kill_and_wait(run_->processes().fork_server.get());
-  children.expect_runners_ended();
-  EXPECT_TRUE(children.manager_has_its());
-}
-
-TEST_F(ForkedChildrenTest, EndWithTheManagerThatIsKilled) {
-  const ForkedChildren children(stage_);
-  run_->kill_and_wait(run_->processes().manager.get());
-  children.expect_ended();
-}
-
-TEST_F(ForkedChildrenTest, EndWithTheManagerThatStops) {
-  const ForkedChildren children(stage_);
-  run_->manager().stop();
-  children.expect_ended();
-}
-
-TEST_F(ForkedChildrenTest, EndWhenAllIsKilledAtOnce) {
-  const ForkedChildren children(stage_);
-  run_->manager().kill();
-  children.expect_ended();
-}
+INSTANTIATE_TEST_SUITE_P(
+    All, ForkedChildrenEnd,
+    testing::Values(End{"RunnerKilled", [](StagedRun& run) { run.kill_and_wait(run.runner(1)); }, false},
+                    End{"ForkServerKilled",
+                        [](StagedRun& run) { run.kill_and_wait(run.processes().fork_server.get()); }, false},
+                    End{"ManagerKilled",
+                        [](StagedRun& run) { run.kill_and_wait(run.processes().manager.get()); }, true},
+                    End{"Stopped", [](StagedRun& run) { run.manager().stop(); }, true},
+                    End{"AllKilled", [](StagedRun& run) { run.manager().kill(); }, true}),
+    [](const auto& info) { return info.param.name; });
 
 TEST(ForkedChildrenOfAHost, EndWithIt) {
   Stage stage;

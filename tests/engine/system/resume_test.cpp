@@ -10,17 +10,23 @@
 #include <filesystem>
 
 #include "accelmgr/errors.hpp"
+#include "accelmgr/init.hpp"
+#include "element_weights.hpp"
 #include "engine/checkpoint/lock.hpp"
-#include "engine/support/layers.hpp"
 #include "engine/support/plain_replica.hpp"
-#include "resume_roles.hpp"
+#include "role_process.hpp"
 #include "staged_run.hpp"
 #include "table_source.hpp"
 #include "temporary_folder.hpp"
 #include "training.hpp"
 
 namespace accelmgr::test {
+namespace {
 
+namespace fs = std::filesystem;
+
+/// Trains the staged model (BatchNorm, dropout) on a source without state(), by sgd with momentum. Lost
+/// runners are replaced.
 Config resumable_config(const std::string& stage_path, const std::string& directory) {
   auto config = staged_config(stage_path);
   config.runners.on_loss = LossPolicy::restart;
@@ -29,9 +35,20 @@ Config resumable_config(const std::string& stage_path, const std::string& direct
   return config;
 }
 
-namespace {
-
-namespace fs = std::filesystem;
+/// A host with the stage of its first argument and checkpoints in the second. It trains five steps, in which
+/// a runner is killed. It saves, says the checkpoint's path, waits for the test, and trains on to step 12.
+constexpr const char* trains_and_saves = "trains_and_saves";
+const RegisteredRole host(trains_and_saves, [](const Arguments& arguments, int argc, char** argv) {
+  init(argc, argv);
+  Training training(resumable_config(arguments.at(0), arguments.at(1)));
+  training.train(3);
+  training.kill_runner(1);
+  training.train(5);
+  say(training.save());
+  wait_for_test();
+  training.train(12);
+  return 0;
+});
 
 /// A source with the fields of the staged source, shuffled in each epoch. A table has state().
 const RegisteredData shuffled("shuffled", [](const Config& config) {
@@ -54,35 +71,9 @@ const RegisteredData shuffled("shuffled", [](const Config& config) {
                       7);
 });
 
-/// A source of numbered elements, in order.
-constexpr std::int64_t tallied_elements = 64;
-const RegisteredData in_order("in_order", [](const Config& config) {
-  return table_source({numbers("index", tallied_elements)}, config.data.epochs, 0);
-});
-
-/// A model whose gradient tells how often each element was trained, and over how many runners the mean was
-/// taken.
-class Tally final : public Network {
- public:
-  Tally() { add_parameter("seen", DType::float32, {tallied_elements, 1}); }
-  Output forward(std::span<const replica::Field> batch) override {
-    const auto& index = field_of(batch, "index");
-    const auto* first = reinterpret_cast<const std::int64_t*>(index.data);
-    elements_.assign(first, first + index.shape.at(0));
-    return {};
-  }
-  void backward(double scale) override {
-    auto& seen = parameters()[0];
-    std::ranges::fill(seen.gradient, std::byte{0});
-    for (const auto element : elements_)
-      gradient_of<float>(seen)(static_cast<std::size_t>(element), 0) += float(scale);
-  }
-
- private:
-  std::vector<std::int64_t> elements_;
-};
+const RegisteredData in_order("in_order", elements_in_order);
 const RegisteredReplica tally("tally", [](const Config&, replica::Role) {
-  return std::make_unique<PlainReplica>(std::make_unique<Tally>());
+  return std::make_unique<PlainReplica>(std::make_unique<ElementWeights>());
 });
 
 class Resume : public testing::Test {
@@ -145,7 +136,7 @@ TEST_F(Resume, EndsAsOneRunAcrossEpochsOfAShuffledSource) {
 
 /// Runs a host in a process of its own, and kills it in its sixth step. Returns its checkpoint.
 std::string checkpoint_of_killed_host(Stage& stage, const std::string& directory) {
-  RoleProcess host(role_host, {stage.path(), directory});
+  RoleProcess host(trains_and_saves, {stage.path(), directory});
   const auto path = host.line();
   EXPECT_NE(path, "") << "it ended before it had a checkpoint";
   stage.tell(1, Act::block);
@@ -190,8 +181,8 @@ TEST_F(Resume, WithAnotherNumberOfRunnersTrainsEveryElementOnce) {
   save_after(2, 3, "");
   save_after(3, 2, "latest");
   const auto seen = save_after(1, 2, "latest");
-  for (std::size_t element = 0; element < tallied_elements; ++element) {
-    const double mean_over = element < 24 ? 2 : element < 48 ? 3 : 1;
+  for (std::size_t element = 0; element < weighed_elements; ++element) {
+    const double mean_over = staged_batch_size * (element < 24 ? 2 : element < 48 ? 3 : 1);
     EXPECT_FLOAT_EQ(float(seen[element]), element < 56 ? float(1 / mean_over) : 0) << "element " << element;
   }
 }
@@ -202,7 +193,7 @@ TEST_F(Resume, OfAnotherModelIsRefusedWithTheTensor) {
   other.model.kind = "tally";
   other.data.kind = "in_order";
   expect_contains(message_of<CheckpointError>([&] { client::Handle(other, {}); }),
-                  {directory_, "'seen'", "another model"});
+                  {directory_, "'weight'", "another model"});
   expect_nothing_left();
 }
 
@@ -305,31 +296,19 @@ TEST_F(Resume, AManagerKilledWhileItWritesIsToldAndTheNextCheckpointIsGood) {
   EXPECT_EQ(std::distance(fs::directory_iterator(directory_), {}), 2) << "what was left of step 4";
 }
 
-TEST(CheckpointDirectory, ThatWasRemovedIsLockedAgain) {
-  const TemporaryFolder parent;
-  const auto directory = parent / "checkpoints";
-  Stage stage;
-  const auto config = resumable_config(stage.path(), directory);
-  StagedRun run(config);
-  expect_ok(run.manager());
-  run.manager().save_checkpoint({});
-  EXPECT_EQ(run.manager().checkpoints_written(60).at(0).error, "");
-  fs::remove_all(directory);
-  expect_ok(run.manager());
-  run.manager().save_checkpoint({});
-  EXPECT_EQ(run.manager().checkpoints_written(60).at(0).error, "");
-  EXPECT_TRUE(fs::exists(directory / "step-00000002"));
-  EXPECT_THROW(checkpoint::DirectoryLock{directory}, CheckpointError);
-}
-
-TEST(CheckpointDirectory, ThatAnotherRunHasTakenSinceItWasRemovedIsRefused) {
+TEST(CheckpointDirectory, ThatWasRemovedIsLockedAgainUnlessAnotherRunHasTakenIt) {
   const TemporaryFolder parent;
   const auto directory = parent / "checkpoints";
   Stage stage;
   StagedRun run(resumable_config(stage.path(), directory));
-  expect_ok(run.manager());
-  run.manager().save_checkpoint({});
-  EXPECT_EQ(run.manager().checkpoints_written(60).at(0).error, "");
+  for (const bool again : {false, true}) {
+    if (again) fs::remove_all(directory);
+    expect_ok(run.manager());
+    run.manager().save_checkpoint({});
+    EXPECT_EQ(run.manager().checkpoints_written(60).at(0).error, "");
+  }
+  EXPECT_TRUE(fs::exists(directory / "step-00000002"));
+  EXPECT_THROW(checkpoint::DirectoryLock{directory}, CheckpointError);
   fs::remove_all(directory);
   const checkpoint::DirectoryLock other(directory);
   EXPECT_THROW(run.manager().save_checkpoint({}), CheckpointError);
@@ -354,17 +333,14 @@ TEST(Stop, WaitsForACheckpointThatIsBeingWritten) {
   EXPECT_TRUE(fs::exists(folder / "step-00000001"));
 }
 
-TEST(Stop, WarnsOfACheckpointThatIsNotWrittenInTime) {
-  const TemporaryFolder folder;
-  const auto said = stopped_while_it_writes("hang", folder);
-  EXPECT_NE(said.find("the checkpoint of step 1 was not written: stop() waits"), std::string::npos) << said;
-  EXPECT_FALSE(fs::exists(folder / "step-00000001"));
-}
-
-TEST(Stop, WarnsOfACheckpointThatFailsMeanwhile) {
-  const TemporaryFolder folder;
-  const auto said = stopped_while_it_writes("exception:no-more-room", folder);
-  EXPECT_NE(said.find("the checkpoint of step 1 was not written: no-more-room"), std::string::npos) << said;
+TEST(Stop, WarnsOfACheckpointThatIsNotWrittenInTimeOrFailsMeanwhile) {
+  for (const auto& [fault, why] :
+       {std::pair{"hang", "stop() waits"}, {"exception:no-more-room", "no-more-room"}}) {
+    const TemporaryFolder folder;
+    expect_contains(stopped_while_it_writes(fault, folder),
+                    {std::string("the checkpoint of step 1 was not written: ") + why});
+    EXPECT_FALSE(fs::exists(folder / "step-00000001"));
+  }
 }
 
 }  // namespace

@@ -3,16 +3,40 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <map>
 
 #include "accelmgr/errors.hpp"
+#include "accelmgr/init.hpp"
 #include "base/ipc/user_forks.hpp"
 #include "engine/support/expectations.hpp"
 
 namespace accelmgr::test {
+namespace {
+
+std::map<std::string, RegisteredRole::Play>& roles() {
+  static std::map<std::string, RegisteredRole::Play> all;
+  return all;
+}
+
+}  // namespace
+
+RegisteredRole::RegisteredRole(const char* name, Play play) { roles()[name] = play; }
+
+int run_tests(int argc, char** argv, std::initializer_list<Command> commands) {
+  const std::string first = argc > 1 ? argv[1] : "";
+  if (first == role_argument && argc > 2) return roles().at(argv[2])({argv + 3, argv + argc}, argc, argv);
+  init(argc, argv);
+  prctl(PR_SET_CHILD_SUBREAPER, 1);  // Orphans become children of this process, where tests see them.
+  for (const auto& [argument, run] : commands)
+    if (first == argument) return run({argv + 2, argv + argc});
+  testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}
 
 void say(const std::string& line) {
   const auto text = line + "\n";
@@ -30,11 +54,11 @@ std::pair<base::UniqueFd, base::UniqueFd> make_pipe() {
   return {base::UniqueFd(ends[0]), base::UniqueFd(ends[1])};
 }
 
-RoleProcess::RoleProcess(const std::string& role, const std::vector<std::string>& arguments) {
+RoleProcess::RoleProcess(const std::string& role, const Arguments& arguments) {
   auto [hears, says] = make_pipe();
   auto [waits, held] = make_pipe();
   const std::pair<int, int> inherited[] = {{says.get(), role_says}, {waits.get(), role_waits}};
-  std::vector<std::string> words{role_argument, role};
+  Arguments words{role_argument, role};
   words.insert(words.end(), arguments.begin(), arguments.end());
   process_ = ipc::execute_self(words, inherited);
   says_ = std::move(hears);

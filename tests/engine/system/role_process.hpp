@@ -2,6 +2,7 @@
 // the test, and how it waits for it.
 #pragma once
 
+#include <initializer_list>
 #include <string>
 #include <utility>
 #include <vector>
@@ -13,6 +14,23 @@ namespace accelmgr::test {
 
 /// Arguments of the program: this, the role's name, and its arguments.
 inline constexpr const char* role_argument = "--role";
+using Arguments = std::vector<std::string>;
+
+/// Registers a role before main() begins. Files have it as a constant. `play` returns the exit code; it calls
+/// init(argc, argv) itself, if at all.
+struct RegisteredRole {
+  using Play = int (*)(const Arguments& arguments, int argc, char** argv);
+  RegisteredRole(const char* name, Play play);
+};
+
+/// Another deed of the program: its first argument, and what is done with the others instead of the tests.
+struct Command {
+  const char* argument;
+  int (*run)(const Arguments& arguments);
+};
+
+/// main() of test programs: plays the role that the arguments name, or does the command, or runs the tests.
+int run_tests(int argc, char** argv, std::initializer_list<Command> commands = {});
 /// Descriptors of a role. It writes to the test through one, and reads from the other until the test closes
 /// its end.
 inline constexpr int role_says = 5;
@@ -33,7 +51,7 @@ std::pair<base::UniqueFd, base::UniqueFd> make_pipe();
 /// A child of this process in a role. Its standard output is that of the test.
 class RoleProcess {
  public:
-  RoleProcess(const std::string& role, const std::vector<std::string>& arguments);
+  RoleProcess(const std::string& role, const Arguments& arguments);
   RoleProcess(RoleProcess&&) = default;
   ~RoleProcess() { let_go(); }
 

@@ -9,6 +9,7 @@
 #include <fstream>
 #include <iterator>
 #include <optional>
+#include <thread>
 
 #include "accelmgr/init.hpp"
 #include "base/config/loader.hpp"
@@ -24,14 +25,14 @@ std::string text_of(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-int serve(const std::vector<std::string>& arguments) {
+int serve(const Arguments& arguments) {
   const auto yaml = text_of(arguments.at(0));
   std::optional<gid_t> group;
   if (arguments.size() > 2) group = static_cast<gid_t>(std::stoul(arguments[2]));
   service::serve(config::from_yaml(yaml), {.socket = arguments.at(1), .group = group}, say);
 }
 
-int host(const std::vector<std::string>& arguments) {
+int host(const Arguments& arguments) {
   if (arguments.at(1) == "at once") {
     try {
       client::Handle(arguments.at(0), {.timeout_s = 0});
@@ -71,7 +72,7 @@ int host(const std::vector<std::string>& arguments) {
   return 0;
 }
 
-int observe(const std::vector<std::string>& arguments) {
+int observe(const Arguments& arguments) {
   auto observer = client::Observer::attach(arguments.at(0), 30);
   say("observes");
   for (;;) {
@@ -83,13 +84,16 @@ int observe(const std::vector<std::string>& arguments) {
   }
 }
 
-}  // namespace
-
-int play_service(const std::string& role, const std::vector<std::string>& arguments, int argc, char** argv) {
+template <int (*play)(const Arguments&)>
+int start(const Arguments& arguments, int argc, char** argv) {
   ipc::die_with(getppid());  // Also when the test is killed because it takes too long.
   init(argc, argv);
-  return role == serves ? serve(arguments) : role == observes ? observe(arguments) : host(arguments);
+  return play(arguments);
 }
+
+const RegisteredRole roles[]{{serves, start<serve>}, {attaches, start<host>}, {observes, start<observe>}};
+
+}  // namespace
 
 ServiceRun::ServiceRun(const Config& config)
     : configuration_(folder_.write("config.yaml", config::to_yaml(config))),
@@ -120,6 +124,15 @@ int ServiceRun::terminate() {
 void ServiceRun::kill() {
   ipc::send_signal(pidfd(), SIGKILL);
   wait();
+}
+
+void ServiceRun::wait_until_stopped(int rank) const {
+  const auto pid = status()["runners"][static_cast<std::size_t>(rank)]["pid"].get<pid_t>();
+  while (ipc::usage(pid).value().state != 'T') std::this_thread::yield();
+}
+
+void ServiceRun::wait_until_alone() const {
+  while (!status()["host"].is_null()) std::this_thread::yield();
 }
 
 Answer ServiceRun::ask(const std::string& method, const std::string& target, const std::string& body,

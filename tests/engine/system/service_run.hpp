@@ -31,9 +31,6 @@ inline constexpr const char* attaches = "attaches";
 /// until it is killed.
 inline constexpr const char* observes = "observes";
 
-/// Plays one of these roles, and returns the exit code.
-int play_service(const std::string& role, const std::vector<std::string>& arguments, int argc, char** argv);
-
 /// The answer to a request.
 struct Answer {
   int status = 0;
@@ -57,6 +54,11 @@ class ServiceRun {
   int runner(int rank) const { return processes_.runners.at(static_cast<std::size_t>(rank)).get(); }
   pid_t pid() const { return service_.pid(); }
   int pidfd() const { return service_.pidfd(); }
+
+  /// Returns when a signal has stopped the runner.
+  void wait_until_stopped(int rank) const;
+  /// Returns when no host has the lease.
+  void wait_until_alone() const;
 
   Answer ask(const std::string& method, const std::string& target, const std::string& body = "",
              const std::string& head = "") const;

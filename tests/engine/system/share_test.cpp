@@ -10,69 +10,40 @@
 #include <string>
 #include <vector>
 
-#include "engine/support/layers.hpp"
+#include "element_weights.hpp"
 #include "engine/support/plain_replica.hpp"
 #include "staged_run.hpp"
 #include "support.hpp"
-#include "table_source.hpp"
 #include "temporary_folder.hpp"
 
 namespace accelmgr::test {
 namespace {
 
-constexpr std::size_t elements = 64;
+constexpr std::size_t elements = weighed_elements;
 constexpr int slow_rank = 0;
 constexpr std::uint64_t unit = 300'000;  ///< Of work: takes about a millisecond.
 
 /// How much a rank computes for its n-th micro-batch.
 using Work = std::uint64_t (*)(int rank, std::uint64_t n);
 
-/// The gradient of an element's place is the element's weight in the mean. The loss is the mean of the
-/// elements' numbers.
-class Weights final : public Network {
- public:
-  Weights(int rank, Work work) : rank_(rank), work_(work) {
-    add_parameter("weight", DType::float32, {elements, 1});
-  }
-  Output forward(std::span<const replica::Field> batch) override {
-    const auto work = work_(rank_, micro_batches_++);
-    for (std::uint64_t i = 0; i < work; ++i) worked_ = worked_ * 6364136223846793005ULL + 1;
-    const auto& index = field_of(batch, "index");
-    const auto* first = reinterpret_cast<const std::int64_t*>(index.data);
-    batch_.assign(first, first + index.shape.at(0));
-    double sum = 0;
-    for (const auto element : batch_) sum += double(element);
-    return {.loss = sum / double(batch_.size())};
-  }
-  void backward(double scale) override {
-    auto& weight = parameters()[0];
-    std::ranges::fill(weight.gradient, std::byte{0});
-    for (const auto element : batch_)
-      gradient_of<float>(weight)(static_cast<std::size_t>(element), 0) +=
-          float(scale / double(batch_.size()));
-  }
-
- private:
-  std::vector<std::int64_t> batch_;
-  int rank_;
-  Work work_;
-  std::uint64_t micro_batches_ = 0;
-  volatile std::uint64_t worked_ = 1;
-};
+std::unique_ptr<replica::Replica> working(int rank, Work work) {
+  return std::make_unique<PlainReplica>(
+      std::make_unique<ElementWeights>([rank, work, micro_batches = std::uint64_t{0}]() mutable {
+        static volatile std::uint64_t worked = 1;
+        const auto steps = work(rank, micro_batches++);
+        for (std::uint64_t i = 0; i < steps; ++i) worked = worked * 6364136223846793005ULL + 1;
+      }));
+}
 const RegisteredReplica slow_and_fast("slow_and_fast", [](const Config&, replica::Role role) {
-  return std::make_unique<PlainReplica>(std::make_unique<Weights>(
-      role.rank, [](int rank, std::uint64_t) { return rank == slow_rank ? 4 * unit : unit; }));
+  return working(role.rank, [](int rank, std::uint64_t) { return rank == slow_rank ? 4 * unit : unit; });
 });
 /// The ranks are slow in turn.
 const RegisteredReplica alternating("alternating", [](const Config&, replica::Role role) {
-  return std::make_unique<PlainReplica>(std::make_unique<Weights>(role.rank, [](int rank, std::uint64_t n) {
-    const auto turn = n / 64 % 2;
-    return turn == static_cast<std::uint64_t>(rank % 2) ? 4 * unit : unit;
-  }));
+  return working(role.rank, [](int rank, std::uint64_t n) {
+    return n / 64 % 2 == static_cast<std::uint64_t>(rank % 2) ? 4 * unit : unit;
+  });
 });
-const RegisteredData in_order("in_order", [](const Config& config) {
-  return table_source({numbers("index", elements)}, config.data.epochs, 0);
-});
+const RegisteredData in_order("in_order", elements_in_order);
 
 Config slow_and_fast_config(int runners = 2) {
   Config config;

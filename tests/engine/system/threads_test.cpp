@@ -5,12 +5,23 @@
 #include <latch>
 #include <thread>
 
-#include "resume_roles.hpp"
+#include "accelmgr/init.hpp"
+#include "role_process.hpp"
 #include "staged_run.hpp"
 #include "support.hpp"
 
 namespace accelmgr::test {
 namespace {
+
+/// Calls init() while two more threads run, and says the exception's text.
+constexpr const char* inits_with_threads = "inits with threads";
+const RegisteredRole late(inits_with_threads, [](const Arguments&, int argc, char** argv) {
+  std::latch end(1);
+  std::jthread first([&] { end.wait(); }), second([&] { end.wait(); });
+  say(message_of<UsageError>([&] { init(argc, argv); }));
+  end.count_down();
+  return 0;
+});
 
 TEST(Threads, OfTheHostAreNoMatterToAStart) {
   std::latch end(1);
@@ -33,7 +44,7 @@ TEST(Threads, MayStartAManagerAndEnd) {
 }
 
 TEST(Threads, BeforeInitAreRefusedWithTheirNumber) {
-  RoleProcess child(role_inits_with_threads, {});
+  RoleProcess child(inits_with_threads, {});
   expect_contains(child.line(), {"accelmgr::init()", "3 threads", "first in main()"});
   EXPECT_EQ(ipc::describe_exit(child.status()), "exit code 0");
   expect_nothing_left();

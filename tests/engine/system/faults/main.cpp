@@ -1,13 +1,9 @@
 // Runs the tests. With --measure it runs every case alone, for tools/bench/run.
-#include <gtest/gtest.h>
-#include <sys/prctl.h>
-
 #include <cstdio>
 #include <nlohmann/json.hpp>
-#include <string_view>
 
-#include "accelmgr/init.hpp"
 #include "case_run.hpp"
+#include "role_process.hpp"
 
 namespace accelmgr::test {
 namespace {
@@ -20,7 +16,7 @@ nlohmann::json line_of(const FaultCase& c, const CaseSeen& seen) {
           {"tries", seen.disturbed.tries}};
 }
 
-int measure() {
+int measure(const Arguments&) {
   bool complete = true;
   for (const auto& place : places()) {
     for (const auto& c : cases_at(place)) {
@@ -39,9 +35,6 @@ int measure() {
 }  // namespace accelmgr::test
 
 int main(int argc, char** argv) {
-  accelmgr::init(argc, argv);
-  prctl(PR_SET_CHILD_SUBREAPER, 1);  // Orphans become children of this process, where tests see them.
-  if (argc == 2 && std::string_view(argv[1]) == "--measure") return accelmgr::test::measure();
-  testing::InitGoogleTest(&argc, argv);
-  return RUN_ALL_TESTS();
+  using namespace accelmgr::test;
+  return run_tests(argc, argv, {{"--measure", measure}});
 }
