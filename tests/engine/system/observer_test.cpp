@@ -116,15 +116,6 @@ TEST(Observer, GetsMemoryThatTheKernelRefusesToMapWritable) {
   munmap(map, page);
 }
 
-TEST(Observer, OfAnotherBuildIsRefused) {
-  const ServiceRun service;
-  EXPECT_EQ(service.ask("GET", "/v1/observe").code(), "upgrade_required");
-  EXPECT_EQ(service.ask("GET", "/v1/observe", "", "Upgrade: accelmgr-host\r\n").code(), "upgrade_required");
-  EXPECT_EQ(
-      service.ask("GET", "/v1/observe", "", "Upgrade: accelmgr-observer\r\nAccelmgr-Build: 1\r\n").code(),
-      "foreign_build");
-}
-
 /// Whether the host writes inside writing().
 class WrittenParameters : public testing::TestWithParam<bool> {};
 
@@ -222,7 +213,7 @@ TEST(Observer, ThatIsStoppedOrKilledChangesNothing) {
     EXPECT_TRUE(same_bits(gradients_of(manager), expected.gradients));
     EXPECT_TRUE(same_bits(buffers_of(manager), expected.buffers));
   }
-  while (!service.status()["host"].is_null()) std::this_thread::yield();
+  service.wait_until_alone();
   for (int i = 0; i < 10; ++i) EXPECT_EQ(service.ask("POST", "/v1/step", R"({"count": 100})").status, 200);
   EXPECT_EQ(service.status()["losses"], 0);
   EXPECT_EQ(service.status()["steps"], 1003);

@@ -38,7 +38,7 @@ TEST(Service, WritesACheckpointWhenItEnds) {
       const auto manager = service.attach();
       gradients = gradients_of(manager);
     }
-    while (!service.status()["host"].is_null()) std::this_thread::yield();
+    service.wait_until_alone();
     EXPECT_EQ(service.terminate(), 0);
   }
   on.config.checkpoint.resume = "latest";
@@ -91,15 +91,12 @@ TEST(Service, AHostGetsWhatTheLastOneHasSaved) {
           {.tensors = {{"momentum", DType::uint8, {1}, &momentum}}, .json = R"({"lr":3})"});
       ASSERT_EQ(manager.checkpoints_written(30).at(0).error, "");
     }
-    const auto wait = [&] {
-      while (!service.status()["host"].is_null()) std::this_thread::yield();
-    };
     EXPECT_EQ(found_by(service.attach()), R"(momentum=7 {"lr":3} of step 1 in step 1)");
-    wait();
+    service.wait_until_alone();
     EXPECT_EQ(service.ask("POST", "/v1/step").status, 200);
     EXPECT_EQ(service.ask("POST", "/v1/checkpoint").status, 200);
     EXPECT_EQ(found_by(service.attach()), R"(momentum=7 {"lr":3} of step 1 in step 2)");
-    wait();
+    service.wait_until_alone();
     EXPECT_EQ(service.ask("POST", "/v1/step").status, 200);
     EXPECT_EQ(service.terminate(), 0);
   }

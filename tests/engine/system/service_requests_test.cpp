@@ -1,9 +1,11 @@
 // Checks what clients may change in a service while it runs: its team, single runners, its checkpoints. A
 // host may drive the session meanwhile; nothing is lost or doubled.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 
 #include <atomic>
+#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <thread>
@@ -28,6 +30,64 @@ Config with_room_for_three(const Stage& stage) {
   auto config = restarting(stage);
   config.runners.max_runners = 3;
   return config;
+}
+
+// ---- What is refused ----
+
+TEST(ServiceRequests, ThatCannotBeServedAreRefusedAndChangeNothing) {
+  const Stage stage;
+  const TemporaryFolder folder;
+  auto config = with_room_for_three(stage);
+  config.checkpoint.directory = folder / "checkpoints";
+  const ServiceRun service(config);
+  const auto expect_bad = [&](const char* method, const std::string& target, const std::string& body = "") {
+    const auto answer = service.ask(method, target, body);
+    EXPECT_EQ(answer.status, 400) << target << ' ' << body;
+    EXPECT_EQ(answer.code(), "bad_request") << target << ' ' << body;
+  };
+  for (const auto* body :
+       {"{", "[]", R"({"steps": 1})", R"({"count": 0})", R"({"count": "1"})", R"({"timeout_s": -1})",
+        R"({"count": 1001})", R"({"count": 100001, "wait": false})"})
+    expect_bad("POST", "/v1/step", body);
+  for (const auto* body :
+       {"", "{}", R"({"runners": 0})", R"({"runners": 4})", R"({"runners": "2"})", R"({"ranks": 2})"})
+    expect_bad("POST", "/v1/resize", body);
+  for (const auto* query : {"", "?rank=24", "?rank=-1", "?rank=x", "?rang=1"})
+    expect_bad("POST", std::string("/v1/restart") + query);
+  for (const auto* query : {"?rank=2", "?rank=23"})  // They are not in the team.
+    EXPECT_EQ(service.ask("POST", std::string("/v1/restart") + query).code(), "refused") << query;
+  // Clients choose no path.
+  for (const auto* body : {R"({"name": "../../x"})", R"({"path": "/tmp/x"})", R"({"directory": ".."})"})
+    expect_bad("POST", "/v1/checkpoint", body);
+  EXPECT_FALSE(std::filesystem::exists(folder / "x"));
+  for (const auto* query : {"?since=-1", "?since=x", "?since", "?limit=0", "?limit=257", "?last=1"})
+    expect_bad("GET", std::string("/v1/steps") + query);
+  for (const auto* query : {"?limit=1", "?since=1.x"}) expect_bad("GET", std::string("/v1/events") + query);
+  // There are seven threads: three runners, host, supervisor, loader and checkpoint writer.
+  for (const auto* query :
+       {"?since=", "?since=x", "?since=1", "?since=1.2.3", "?since=0.0.0.0.0.0.", "?since=0.0.0.0.0.0.-1",
+        "?since=0.0.0.0.0.0", "?since=0.0.0.0.0.0.0.0", "?last=1"})
+    expect_bad("GET", std::string("/v1/trace") + query);
+  EXPECT_EQ(service.ask("GET", "/v1/trace?since=1.2").body["error"]["message"],
+            "since is '1.2'; it must be 'now', or the 'next' of an answer");
+  EXPECT_EQ(service.ask("GET", "/v1/nothing").code(), "unknown_request");
+  EXPECT_EQ(service.ask("DELETE", "/v1/stop").code(), "wrong_method");
+  EXPECT_EQ(service.ask("GET", "/v1/step").status, 405);
+  EXPECT_EQ(service.ask("POST", "/v1/step", std::string(100'000, ' ')).code(), "body_too_large");
+  EXPECT_EQ(service.ask("GET", "/healthz", "", "X: " + std::string(10'000, 'x') + "\r\n").code(),
+            "header_too_large");
+  for (const auto& [target, protocol] : {std::pair{"/v1/attach", "host"}, {"/v1/observe", "observer"}}) {
+    const auto upgrade = fmt::format("Upgrade: accelmgr-{}\r\n", protocol);
+    EXPECT_EQ(service.ask("GET", target).code(), "upgrade_required");
+    EXPECT_EQ(service.ask("GET", target, "", upgrade + "Accelmgr-Build: 1\r\n").code(), "foreign_build");
+  }
+  EXPECT_EQ(service.ask("GET", "/v1/observe", "", "Upgrade: accelmgr-host\r\n").code(), "upgrade_required");
+  EXPECT_EQ(service.ask("POST", "/v1/cancel").status, 200);
+  EXPECT_EQ(service.ask("GET", "/v1/pending").body["count"], 0);
+  EXPECT_EQ(service.ask("GET", "/healthz").status, 200);
+  EXPECT_EQ(service.status()["steps"], 0);
+  EXPECT_EQ(service.status()["replacements"], 0);
+  EXPECT_EQ(participants_of(service.ask("POST", "/v1/step")), 2);
 }
 
 // ---- Steps for which nobody waits ----
@@ -76,14 +136,6 @@ TEST(ServicePending, TheyEndWithTheService) {
   EXPECT_EQ(WEXITSTATUS(service.terminate()), 0);
 }
 
-TEST(ServicePending, ARequestThatWaitsHasAThousandStepsAtMost) {
-  const ServiceRun service;
-  EXPECT_EQ(service.ask("POST", "/v1/step", R"({"count": 1001})").status, 400);
-  EXPECT_EQ(service.ask("POST", "/v1/step", R"({"count": 100001, "wait": false})").status, 400);
-  EXPECT_EQ(service.ask("GET", "/v1/pending").body["count"], 0);
-  EXPECT_EQ(service.ask("POST", "/v1/cancel").status, 200);
-}
-
 // ---- Resize ----
 
 TEST(ServiceResize, TheNextStepHasTheNewTeam) {
@@ -122,14 +174,6 @@ TEST(ServiceResize, DuringAStepLosesNothing) {
   EXPECT_EQ(service.status()["steps"], 1);
 }
 
-TEST(ServiceResize, WhatCannotBeIsRefusedAndChangesNothing) {
-  const ServiceRun service;
-  for (const auto* body :
-       {"", "{}", R"({"runners": 0})", R"({"runners": 3})", R"({"runners": "2"})", R"({"ranks": 2})"})
-    EXPECT_EQ(service.ask("POST", "/v1/resize", body).code(), "bad_request") << body;
-  EXPECT_EQ(participants_of(service.ask("POST", "/v1/step")), 2);
-}
-
 // ---- Restart ----
 
 TEST(ServiceRestart, AnotherProcessGoesOnWithTheSameNumbers) {
@@ -165,17 +209,6 @@ TEST(ServiceRestart, ARunnerThatHangsInAStepOfAHostIsReplaced) {
   expect_ok(manager);
   asking.join();
   EXPECT_TRUE(same_bits(gradients_of(manager), expected.gradients));
-}
-
-TEST(ServiceRestart, WhatCannotBeIsRefused) {
-  const Stage stage;
-  const ServiceRun service(with_room_for_three(stage));
-  for (const auto* target : {"/v1/restart", "/v1/restart?rank=24", "/v1/restart?rank=-1",
-                             "/v1/restart?rank=x", "/v1/restart?rang=1"})
-    EXPECT_EQ(service.ask("POST", target).code(), "bad_request") << target;
-  for (const auto* target : {"/v1/restart?rank=2", "/v1/restart?rank=23"})
-    EXPECT_EQ(service.ask("POST", target).code(), "refused") << target;  // They are not in the team.
-  EXPECT_EQ(service.status()["replacements"], 0);
 }
 
 // ---- Checkpoint ----
@@ -287,14 +320,6 @@ TEST_F(ServiceCheckpoint, OfAHostLiesBelowTheServicesDirectoryAndOneElsewhereIsN
     EXPECT_TRUE(std::filesystem::exists(directory / "mine" / "step-00000001"));
   }
   EXPECT_TRUE(std::filesystem::exists(directory / "step-00000001")) << "the service has written its own";
-}
-
-// Clients choose no path.
-TEST_F(ServiceCheckpoint, HasNoNameThatAClientChooses) {
-  const ServiceRun service(config());
-  for (const auto* body : {R"({"name": "../../x"})", R"({"path": "/tmp/x"})", R"({"directory": ".."})"})
-    EXPECT_EQ(service.ask("POST", "/v1/checkpoint", body).code(), "bad_request") << body;
-  EXPECT_FALSE(std::filesystem::exists(folder_ / "x"));
 }
 
 TEST(ServiceCheckpointFolder, WithoutOneTheRequestIsRefused) {

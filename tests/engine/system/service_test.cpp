@@ -259,7 +259,7 @@ TEST(Service, MakesNoStepItselfWithHalfWrittenParameters) {
   AttachedHost host(service, {"write"});
   for (const auto* expected : {"", "write"}) EXPECT_EQ(host.line(), expected);
   host.kill_and_wait();
-  while (!service.status()["host"].is_null()) std::this_thread::yield();
+  service.wait_until_alone();
   const auto answer = service.ask("POST", "/v1/step");
   EXPECT_EQ(answer.status, 409);
   EXPECT_EQ(answer.code(), "unfinished");
@@ -325,8 +325,7 @@ TEST_P(HostKilled, NothingIsLostOrDoubled) {
   AttachedHost host(service, {"step", "step"});
   EXPECT_EQ(host.line(), "");
   EXPECT_EQ(host.line(), "ok");
-  const auto pid = service.status()["runners"][1]["pid"].get<pid_t>();
-  while (ipc::usage(pid).value().state != 'T') std::this_thread::yield();
+  service.wait_until_stopped(1);
   host.kill_and_wait();
   ipc::send_signal(service.runner(1), SIGCONT);
   auto manager = service.attach();
@@ -355,8 +354,7 @@ class PausedService : public testing::Test {
     return config;
   }
   void pause(const ServiceRun& service) const {
-    const auto pid = service.status()["runners"][1]["pid"].get<pid_t>();
-    while (ipc::usage(pid).value().state != 'T') std::this_thread::yield();
+    service.wait_until_stopped(1);
     for (const int pidfd : all(service)) ipc::send_signal(pidfd, SIGSTOP);
   }
   static std::vector<int> all(const ServiceRun& service) {
@@ -438,24 +436,6 @@ TEST(Service, AFailedStepIsAnErrorWithItsRank) {
   EXPECT_EQ(answer.code(), "nonfinite");
   EXPECT_EQ(answer.body["error"]["rank"], 1);
   EXPECT_EQ(answer.body["error"]["step"], 0);
-}
-
-TEST(Service, RefusesWhatItDoesNotKnow) {
-  const ServiceRun service;
-  EXPECT_EQ(service.ask("GET", "/v1/nothing").code(), "unknown_request");
-  EXPECT_EQ(service.ask("DELETE", "/v1/stop").code(), "wrong_method");
-  EXPECT_EQ(service.ask("GET", "/v1/step").status, 405);
-  for (const auto* body :
-       {"{", "[]", R"({"steps": 1})", R"({"count": 0})", R"({"count": "1"})", R"({"timeout_s": -1})"})
-    EXPECT_EQ(service.ask("POST", "/v1/step", body).code(), "bad_request") << body;
-  EXPECT_EQ(service.ask("GET", "/v1/attach").code(), "upgrade_required");
-  EXPECT_EQ(service.ask("GET", "/v1/attach", "", "Upgrade: accelmgr-host\r\nAccelmgr-Build: 1\r\n").code(),
-            "foreign_build");
-  EXPECT_EQ(service.ask("POST", "/v1/step", std::string(100'000, ' ')).code(), "body_too_large");
-  EXPECT_EQ(service.ask("GET", "/healthz", "", "X: " + std::string(10'000, 'x') + "\r\n").code(),
-            "header_too_large");
-  EXPECT_EQ(service.ask("GET", "/healthz").status, 200);
-  EXPECT_EQ(service.status()["steps"], 0);
 }
 
 TEST(Service, SaysWhetherAStepWouldBeServed) {

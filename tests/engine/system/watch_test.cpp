@@ -170,19 +170,6 @@ TEST(Watch, APollerGetsWhatIsNew) {
   EXPECT_EQ(late["next"], 305);
 }
 
-TEST(Watch, WrongParametersAreRefusedWithWhatIsRight) {
-  const ServiceRun service;
-  for (const auto* query : {"?since=-1", "?since=x", "?since", "?limit=0", "?limit=257", "?last=1"}) {
-    const auto answer = service.ask("GET", std::string("/v1/steps") + query);
-    EXPECT_EQ(answer.status, 400) << query;
-    EXPECT_EQ(answer.code(), "bad_request") << query;
-  }
-  EXPECT_EQ(service.ask("GET", "/v1/steps?limit=257").body["error"]["message"],
-            "limit is '257'; it must be a whole number from 1 to 256");
-  EXPECT_EQ(service.ask("GET", "/v1/events?limit=1").code(), "bad_request");
-  EXPECT_EQ(service.ask("GET", "/v1/events?since=1.x").code(), "bad_request");
-}
-
 TEST(Watch, AHostThatIsKilledLeavesItsStepsAndTheNextOneGoesOn) {
   const ServiceRun service;
   Subscriber subscriber(service);
