@@ -123,6 +123,19 @@ class ProgramTest(unittest.TestCase):
         self.assertEqual(done.returncode, exits, done.stdout + done.stderr)
         return done.stdout, done.stderr
 
+    def start(self, *arguments):
+        """Starts the program, which a test interferes with. It leads a process group, which a terminal's Ctrl-C goes
+        to."""
+        process = subprocess.Popen([PROGRAM, *arguments], cwd=self.folder, env=environment(), text=True,
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+
+        def end():
+            if process.poll() is None:
+                process.kill()
+            process.communicate()
+        self.addCleanup(end)
+        return process
+
     def train(self, *arguments, exits=DONE):
         return self.run_program("train", "--config", "small.yaml", *arguments, exits=exits)
 
@@ -237,19 +250,11 @@ class TrainTest(ProgramTest):
 
 
 class RunningProgram:
-    """A training run that a test interferes with. It leads a process group, which a terminal's Ctrl-C goes to."""
+    """A training run that a test interferes with."""
 
     def __init__(self, test, *arguments):
-        self.process = subprocess.Popen([PROGRAM, "train", "--config", "small.yaml", *arguments], cwd=test.folder,
-                                        env=environment(), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                                        start_new_session=True)
-        test.addCleanup(self.end)
+        self.process = test.start("train", "--config", "small.yaml", *arguments)
         self.pid = self.process.pid
-
-    def end(self):
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.communicate()
 
     def read_until(self, pattern):
         for line in self.process.stdout:

@@ -40,15 +40,22 @@ class ServiceTest(unittest.TestCase):
         self.configuration.write_text(SMALL)
 
     def command(self, *arguments):
-        return [PROGRAM, "serve", "--config", str(self.configuration), "--socket", str(self.socket), *arguments]
+        return ["serve", "--config", str(self.configuration), "--socket", str(self.socket), *arguments]
+
+    def start(self, *command, extra=None, **streams):
+        """Starts the program, which does not outlive the test."""
+        process = subprocess.Popen([PROGRAM, *command], text=True, env=environment(extra), **streams)
+        for stream in (process.stdout, process.stderr):
+            if stream:
+                self.addCleanup(stream.close)
+        self.addCleanup(process.wait, WATCHDOG_S)
+        self.addCleanup(process.kill)
+        return process
 
     def serve(self, *arguments, extra=None, errors=None):
         with open(errors or os.devnull, "w") as stderr:
-            process = subprocess.Popen(self.command(*arguments), stdout=subprocess.PIPE, text=True,
-                                       stderr=stderr if errors else None, env=environment(extra))
-        self.addCleanup(process.wait, WATCHDOG_S)
-        self.addCleanup(process.stdout.close)
-        self.addCleanup(process.kill)
+            process = self.start(*self.command(*arguments), extra=extra, stdout=subprocess.PIPE,
+                                 stderr=stderr if errors else None)
         self.ready = process.stdout.readline()
         self.assertRegex(self.ready, r"^ready: model 'mlp', 2 runners, process \d+, socket ")
         return process
@@ -101,9 +108,8 @@ class Serve(ServiceTest):
         process = self.serve()
         process.send_signal(signal.SIGSTOP)
         commands = ("step --timeout 1", "step", "checkpoint --timeout 1", "resize 2", "status")
-        running = [subprocess.Popen([PROGRAM, *command.split(), "--socket", str(self.socket)], text=True,
-                                    stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment())
-                   for command in commands]
+        running = [self.start(*command.split(), "--socket", str(self.socket), stdout=subprocess.DEVNULL,
+                              stderr=subprocess.PIPE) for command in commands]
         for one in running:
             _, error = one.communicate(timeout=WATCHDOG_S)
             self.assertEqual(one.returncode, FAILED, one.args)
@@ -304,17 +310,14 @@ class Serve(ServiceTest):
 
     def test_tcp_and_a_token_are_for_each_other(self):
         for option in (["--http", ":0"], ["--token-file", "/dev/null"]):
-            refused = subprocess.run(self.command(*option), capture_output=True, text=True, timeout=WATCHDOG_S)
+            refused = self.run_program(*self.command(*option))
             self.assertEqual(refused.returncode, USAGE)
             self.assertIn("--http and --token-file are for each other", refused.stderr)
         self.assertFalse(self.socket.exists())
 
     def serve_named(self, *name):
-        command = [PROGRAM, "serve", "--config", str(self.configuration), *name]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment(self.runtime))
-        self.addCleanup(process.wait, WATCHDOG_S)
-        self.addCleanup(process.stdout.close)
-        self.addCleanup(process.kill)
+        process = self.start("serve", "--config", str(self.configuration), *name, extra=self.runtime,
+                             stdout=subprocess.PIPE)
         self.ready = process.stdout.readline()
         return process
 
@@ -364,7 +367,7 @@ class Serve(ServiceTest):
         self.assertEqual(missing.returncode, FAILED)
         self.assertIn("no service can be reached at", missing.stderr)
         self.configuration.write_text("model: {kind: nothing}\n")
-        wrong = subprocess.run(self.command(), capture_output=True, text=True, timeout=WATCHDOG_S)
+        wrong = self.run_program(*self.command())
         self.assertEqual(wrong.returncode, USAGE)
         self.assertIn("nothing", wrong.stderr)
         self.assertFalse(self.socket.exists())

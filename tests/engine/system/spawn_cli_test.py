@@ -53,17 +53,7 @@ class SpawnTest(ProgramTest):
         return self.run_program("spawn", *arguments, exits=exits, env=env)
 
     def start(self, *arguments):
-        """Starts a launch that a test interferes with. It leads a process group, as it would in a terminal."""
-        process = subprocess.Popen([cli_test.PROGRAM, "spawn", *arguments], cwd=self.folder, text=True,
-                                   env=cli_test.environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                                   start_new_session=True)
-
-        def end():
-            if process.poll() is None:
-                process.kill()
-            process.communicate()
-        self.addCleanup(end)
-        return process
+        return super().start("spawn", *arguments)
 
     def read_lines(self, process, count):
         return sorted(process.stdout.readline() for _ in range(count))
@@ -405,6 +395,16 @@ class RandomKills:
 
 
 class TwoHostsTest(SpawnTest):
+    def assert_say(self, timeout_s, hosts, expected):
+        """Runs a command on each of two hosts, and expects these lines."""
+        done = subprocess.run([sys.executable, TWO_HOSTS, "--timeout", str(timeout_s), "--host", "alpha", *hosts[0],
+                               "--host", "beta", *hosts[1]], text=True, capture_output=True, check=False,
+                              cwd=self.folder, env=cli_test.environment())
+        if done.returncode == NO_NAMESPACES:
+            self.skipTest(done.stderr)
+        self.assertEqual(done.returncode, DONE, done.stdout + done.stderr)
+        self.assertEqual(sorted(done.stdout.splitlines()), expected, done.stderr)
+
     def test_a_host_whose_network_is_cut_ends_and_the_other_goes_on(self):
         script = ("if [ $TORCHELASTIC_RESTART_COUNT = 1 ]; then echo $RANK of $WORLD_SIZE; exit 0; fi; "
                   "touch said$RANK; [ $RANK = 1 ] || { until [ -e said1 ]; do sleep 0.05; done; "
@@ -414,14 +414,7 @@ class TwoHostsTest(SpawnTest):
             return ["sh", "-c", '"$@"; echo node $0 ended with $?', str(node), cli_test.PROGRAM, "spawn", "--nprocs",
                     "1", "--nnodes", "1:2", "--node-rank", str(node), "--rendezvous", "10.77.0.1:29500",
                     "--max-restarts", "1", "--log-dir", f"node{node}", *shell(script)]
-        done = subprocess.run([sys.executable, TWO_HOSTS, "--timeout", "150", "--host", "alpha", *host(0), "--host",
-                               "beta", *host(1)], text=True, capture_output=True, check=False, cwd=self.folder,
-                              env=cli_test.environment())
-        if done.returncode == NO_NAMESPACES:
-            self.skipTest(done.stderr)
-        self.assertEqual(done.returncode, DONE, done.stdout + done.stderr)
-        self.assertEqual(sorted(done.stdout.splitlines()),
-                         ["[rank 0] 0 of 1", "node 0 ended with 0", "node 1 ended with 1"], done.stderr)
+        self.assert_say(150, [host(0), host(1)], ["[rank 0] 0 of 1", "node 0 ended with 0", "node 1 ended with 1"])
 
     def test_a_script_of_torch_distributed_runs_over_two_hosts(self):
         def host(node, nprocs):
@@ -429,14 +422,8 @@ class TwoHostsTest(SpawnTest):
                                  '$TWO_HOSTS_ADDRESS\\/.*/\\1/p"); exec "$@"'), "sh", cli_test.PROGRAM, "spawn",
                     "--nprocs", str(nprocs), "--nnodes", "2", "--node-rank", str(node),
                     "--rendezvous", "10.77.0.1:29500", "--", TORCH_PROGRAM]
-        done = subprocess.run([sys.executable, TWO_HOSTS, "--timeout", "240", "--host", "alpha", *host(0, 2), "--host",
-                               "beta", *host(1, 1)], text=True, capture_output=True, check=False, cwd=self.folder,
-                              env=cli_test.environment())
-        if done.returncode == NO_NAMESPACES:
-            self.skipTest(done.stderr)
-        self.assertEqual(done.returncode, DONE, done.stdout + done.stderr)
-        self.assertEqual(sorted(done.stdout.splitlines()),
-                         [f"[rank {rank}] rank {rank} of 3: sum 6.0" for rank in range(3)])
+        self.assert_say(240, [host(0, 2), host(1, 1)],
+                        [f"[rank {rank}] rank {rank} of 3: sum 6.0" for rank in range(3)])
 
 
 if __name__ == "__main__":

@@ -27,13 +27,8 @@ class Trace(ServiceTest):
 
     def tracing(self, seconds):
         """Begins a trace, and returns when it looks at the service."""
-        process = subprocess.Popen(
-            [serve_cli_test.PROGRAM, "trace", "--socket", str(self.socket), "-o", str(self.file), "--seconds",
-             str(seconds)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for stream in (process.stdout, process.stderr):
-            self.addCleanup(stream.close)
-        self.addCleanup(process.wait, WATCHDOG_S)
-        self.addCleanup(process.kill)
+        process = self.start("trace", "--socket", str(self.socket), "-o", str(self.file), "--seconds", str(seconds),
+                             stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         deadline = time.monotonic() + WATCHDOG_S
         while not self.file.exists():
             self.assertIsNone(process.poll(), "the trace has ended")

@@ -52,13 +52,8 @@ class Watch(ServiceTest):
         return Metrics(self.get("/metrics").read().decode())
 
     def events(self, *arguments):
-        process = subprocess.Popen([serve_cli_test.PROGRAM, "events", "--socket", str(self.socket), *arguments],
-                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for stream in (process.stdout, process.stderr):
-            self.addCleanup(stream.close)
-        self.addCleanup(process.wait, WATCHDOG_S)
-        self.addCleanup(process.kill)
-        return process
+        return self.start("events", "--socket", str(self.socket), *arguments, stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE)
 
     @unittest.skipIf(parser is None, "prometheus-client is not installed")
     def test_metrics_are_what_the_steps_were(self):
@@ -205,10 +200,8 @@ class Top(ServiceTest):
         process = self.serve()
         for ends in ("interrupt", "service"):
             ours, theirs = os.openpty()
-            top = subprocess.Popen([serve_cli_test.PROGRAM, "top", "--socket", str(self.socket), "--interval", "0.05"],
-                                   stdin=theirs, stdout=theirs, stderr=subprocess.PIPE, text=True)
-            self.addCleanup(top.kill)
-            self.addCleanup(top.stderr.close)
+            top = self.start("top", "--socket", str(self.socket), "--interval", "0.05", stdin=theirs, stdout=theirs,
+                             stderr=subprocess.PIPE)
             os.close(theirs)
             shown = b""
             while shown.count(b"accelmgr  model") < 2:
