@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <signal.h>
-#include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -27,10 +26,7 @@ class ExecutedChild : public testing::TestWithParam<StartMethod> {
 
 /// What a program that this process executes now has open.
 Descriptors of_program() {
-  char program[] = "sleep", seconds[] = "120";
-  char* const arguments[] = {program, seconds, nullptr};
-  pid_t pid = 0;
-  EXPECT_EQ(posix_spawnp(&pid, program, nullptr, nullptr, arguments, environ), 0);
+  const auto pid = execute_sleep("120", environ);
   auto found = inherited_by(pid);
   kill(pid, SIGKILL);
   waitpid(pid, nullptr, 0);

@@ -149,11 +149,7 @@ TEST_F(DeviceStart, OfAReplacementWaitsForNoneThatIsStoppedWhileItOpensItsDevice
   strike_rank_1(SIGSTOP, 2);
   client::Handle manager(config_, {});
   expect_ok(manager);
-  for (const int rank : {1, 2}) {
-    const auto pidfd = ipc::open_pidfd(manager.statistics().runners.at(static_cast<std::size_t>(rank)).pid);
-    ipc::send_signal(pidfd.get(), SIGKILL);
-    ASSERT_TRUE(ipc::wait_ended(pidfd.get(), soon()));
-  }
+  for (const std::size_t rank : {1u, 2u}) kill_and_wait(manager.statistics().runners.at(rank).pid);
   EXPECT_TRUE(manager.step().counted);
   const Notes notes(config_);
   ASSERT_TRUE(notes.place("builds", 2, 2) && notes.place("opens", 1, 3));

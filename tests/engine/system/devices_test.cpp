@@ -83,10 +83,15 @@ class Devices : public testing::Test {
   TemporaryFolder folder_;
 };
 
-void kill_and_wait(pid_t pid) {
-  const auto pidfd = ipc::open_pidfd(pid);
-  ipc::send_signal(pidfd.get(), SIGKILL);
-  ASSERT_TRUE(ipc::wait_ended(pidfd.get(), soon()));
+/// Expects that a start is refused because of that option.
+void expect_refused(const Config& config, const char* key, std::initializer_list<std::string> parts) {
+  try {
+    client::Handle(config, {});
+    FAIL() << "no exception";
+  } catch (const ConfigError& error) {
+    EXPECT_EQ(error.key(), key);
+    expect_contains(error.what(), parts);
+  }
 }
 
 class DevicesByStartMethod : public Devices, public testing::WithParamInterface<StartMethod> {};
@@ -148,13 +153,8 @@ TEST_F(Devices, AreThereForTheRunnersOfAResize) {
 
 TEST_F(Devices, ThatAreMissingRefuseTheStart) {
   set_gpus("0");
-  try {
-    client::Handle(config(accelmgr::Device::cuda), {});
-    FAIL() << "no exception";
-  } catch (const ConfigError& error) {
-    EXPECT_EQ(error.key(), "runners.device");
-    expect_contains(error.what(), {"runners.device is cuda, but no GPU can be used", "CUDA_ERROR_NO_DEVICE"});
-  }
+  expect_refused(config(accelmgr::Device::cuda), "runners.device",
+                 {"runners.device is cuda, but no GPU can be used", "CUDA_ERROR_NO_DEVICE"});
 }
 
 TEST_F(Devices, ThatAreMissingLeaveTheCpuWhereThatIsAllowed) {
@@ -176,24 +176,12 @@ TEST_F(Devices, OfAnotherSessionAreLeftToIt) {
     EXPECT_THAT(told_to(0), ElementsAre(on('a'), on('c')));
     EXPECT_EQ(second.statistics().runners.size(), 1u);
     const auto other = fmt::format("by process {}", first.statistics().manager_pid);
-    for (const auto device : {accelmgr::Device::automatic, accelmgr::Device::cuda}) {
-      try {
-        client::Handle(config(device), {});
-        FAIL() << "no exception";
-      } catch (const ConfigError& error) {
-        EXPECT_EQ(error.key(), "runners.device");
-        expect_contains(error.what(), {"other sessions have all GPUs", other, "runners.oversubscribe"});
-      }
-    }
+    for (const auto device : {accelmgr::Device::automatic, accelmgr::Device::cuda})
+      expect_refused(config(device), "runners.device",
+                     {"other sessions have all GPUs", other, "runners.oversubscribe"});
     auto naming = config(accelmgr::Device::cuda);
     naming.runners.devices = {"1"};
-    try {
-      client::Handle(naming, {});
-      FAIL() << "no exception";
-    } catch (const ConfigError& error) {
-      EXPECT_EQ(error.key(), "runners.devices");
-      expect_contains(error.what(), {"GPU 1", other, "runners.oversubscribe"});
-    }
+    expect_refused(naming, "runners.devices", {"GPU 1", other, "runners.oversubscribe"});
     naming.runners.oversubscribe = true;
     client::Handle sharing(naming, {});
     expect_ok(sharing);
@@ -235,9 +223,9 @@ TEST_F(DeviceSlices, HaveARunnerEachAndGoToOneSessionEach) {
   EXPECT_THAT(told_to(0), ElementsAre(on_slice(0), on_slice(2)));
   auto naming = config(accelmgr::Device::cuda);
   naming.runners.devices = {on_slice(2).substr(5)};
-  expect_contains(message_of<ConfigError>([&] { client::Handle(naming, {}); }),
-                  {"names a GPU that another session has", "MIG-a0a1a2a3-02a5",
-                   fmt::format("by process {}", second.statistics().manager_pid)});
+  expect_refused(naming, "runners.devices",
+                 {"names a GPU that another session has", "MIG-a0a1a2a3-02a5",
+                  fmt::format("by process {}", second.statistics().manager_pid)});
 }
 
 TEST_F(DeviceSlices, ThatNothingListsAreUsedAndClaimedByTheirNames) {
@@ -248,9 +236,9 @@ TEST_F(DeviceSlices, ThatNothingListsAreUsedAndClaimedByTheirNames) {
   expect_ok(first);
   EXPECT_THAT(told_to(0), ElementsAre(on_slice(2)));
   EXPECT_THAT(told_to(1), ElementsAre(on_slice(1)));
-  expect_contains(message_of<ConfigError>([&] { client::Handle(naming, {}); }),
-                  {"names a GPU that another session has", "MIG-a0a1a2a3-02a5",
-                   fmt::format("by process {}", first.statistics().manager_pid)});
+  expect_refused(naming, "runners.devices",
+                 {"names a GPU that another session has", "MIG-a0a1a2a3-02a5",
+                  fmt::format("by process {}", first.statistics().manager_pid)});
 }
 
 TEST_F(Devices, GoToOneOfTwoSessionsThatBeginAtOnce) {

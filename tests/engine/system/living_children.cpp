@@ -1,7 +1,6 @@
 #include "living_children.hpp"
 
 #include <signal.h>
-#include <spawn.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -9,6 +8,7 @@
 #include <cerrno>
 
 #include "accelmgr/errors.hpp"
+#include "stage.hpp"
 
 namespace accelmgr::test {
 namespace {
@@ -22,13 +22,8 @@ pid_t forked() {
 }
 
 pid_t executed() {
-  char program[] = "sleep", seconds[] = "infinity";
-  char* const arguments[] = {program, seconds, nullptr};
   char* const environment[] = {nullptr};
-  pid_t pid = 0;
-  if (const int error = posix_spawnp(&pid, program, nullptr, nullptr, arguments, environment); error != 0)
-    throw SystemError("executing sleep", error);
-  return pid;
+  return execute_sleep("infinity", environment);
 }
 
 }  // namespace

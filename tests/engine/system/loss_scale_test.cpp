@@ -165,9 +165,7 @@ TEST(LossScale, OutlivesTheManager) {
   client::Handle manager(config, {});
   const auto first = expect_ok(manager);
   ASSERT_GT(first.loss_scale_lowered, 0u);
-  const auto pidfd = ipc::open_pidfd(manager.statistics().manager_pid);
-  ipc::send_signal(pidfd.get(), SIGKILL);
-  ASSERT_TRUE(ipc::wait_ended(pidfd.get(), soon()));
+  kill_and_wait(manager.statistics().manager_pid);
   EXPECT_EQ(manager.step().status, StepStatus::manager_lost);
   manager.recover();
   const auto second = expect_ok(manager);

@@ -44,16 +44,20 @@ TEST(Restart, AStepWhoseRunnerIsKilledIsRepeatedWithTheSameElements) {
   EXPECT_EQ(run.manager().statistics().runners.at(1).generation, 2u);
 }
 
-TEST(Restart, ARunnerKilledBetweenStepsIsReplacedBeforeTheNext) {
+TEST(Restart, WhatIsKilledBetweenStepsIsReplacedBeforeTheNext) {
   const auto expected = undisturbed(3);
-  Stage stage;
-  RunAfterOneStep run(restarting(stage));
-  run.wait_until_waiting(0);
-  run.kill_and_wait(run.runner(0));
-  const auto result = expect_ok(run.manager());
-  EXPECT_EQ(result.tries, 1u);
-  expect_ok(run.manager());
-  expect_same(outcome_of(run), expected);
+  for (const bool all : {false, true}) {  // A runner, or the fork server with all its runners.
+    SCOPED_TRACE(all);
+    Stage stage;
+    RunAfterOneStep run(restarting(stage));
+    run.wait_until_waiting(0);
+    run.kill_and_wait(all ? run.processes().fork_server.get() : run.runner(0));
+    const auto result = expect_ok(run.manager());
+    EXPECT_TRUE(all || result.tries == 1u) << result.tries;
+    expect_ok(run.manager());
+    expect_same(outcome_of(run), expected);
+    EXPECT_EQ(run.manager().statistics().losses, 1u);
+  }
 }
 
 TEST(Restart, ACrashLoopEndsWithItsLastThreeCauses) {
@@ -79,18 +83,6 @@ TEST(Restart, ACrashLoopEndsWithItsLastThreeCauses) {
   ASSERT_FALSE(result.causes[2].log.empty());
   EXPECT_NE(result.causes[2].log.back().find("the stage collapsed"), std::string::npos);
   EXPECT_TRUE(run.has_added_nothing());
-}
-
-TEST(Restart, AKilledForkServerIsReplacedWithAllItsRunners) {
-  const auto expected = undisturbed(3);
-  Stage stage;
-  RunAfterOneStep run(restarting(stage));
-  run.wait_until_waiting(0);
-  run.kill_and_wait(run.processes().fork_server.get());
-  expect_ok(run.manager());
-  expect_ok(run.manager());
-  expect_same(outcome_of(run), expected);
-  EXPECT_EQ(run.manager().statistics().losses, 1u);
 }
 
 rlim_t lowest_free_descriptor() {
@@ -251,15 +243,22 @@ Config with_nonfinite(const Stage& stage, NonfinitePolicy policy, int limit) {
   return config;
 }
 
-TEST(Nonfinite, AbortNamesTheParameterAndHandsOutTheSameBatches) {
+TEST(Nonfinite, AbortNamesWhatItIsAndHandsOutTheSameBatches) {
   const auto expected = undisturbed(2);
-  Stage stage;
-  RunAfterOneStep run(with_nonfinite(stage, NonfinitePolicy::abort, 10));
-  stage.tell(1, Act::undefined_gradient);
-  expect_failed(run.manager().step(), StepStatus::nonfinite, {"rank 1", "'output.bias'", "loss"});
-  stage.tell(1, Act::compute);
-  expect_ok(run.manager());
-  expect_same(outcome_of(run), expected);
+  for (const auto& [act, what] : {std::pair{Act::infinite_loss, "loss is inf"},
+                                  {Act::undefined_gradient, "gradient of 'output.bias' is not finite"}}) {
+    SCOPED_TRACE(what);
+    Stage stage;
+    RunAfterOneStep run(with_nonfinite(stage, NonfinitePolicy::abort, 10));
+    stage.tell(1, act);
+    const auto result = run.manager().step();
+    expect_failed(result, StepStatus::nonfinite, {"rank 1", what, "loss"});
+    EXPECT_EQ(result.rank, 1);
+    EXPECT_TRUE(run.has_added_nothing());
+    stage.tell(1, Act::compute);
+    expect_ok(run.manager());
+    expect_same(outcome_of(run), expected);
+  }
 }
 
 TEST(Nonfinite, SkipBatchConsumesTheBatchesAndNothingElse) {

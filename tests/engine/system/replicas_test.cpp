@@ -135,28 +135,6 @@ TEST_P(Replicas, DrawOtherNumbersFromAnotherSeed) {
   EXPECT_FALSE(same_bits(first, gradients()));
 }
 
-TEST_P(Replicas, HaveNoGradientWhereTheyAreFrozenOrNotUsed) {
-  const auto config = [&] {
-    auto c = perceptron_config({.inputs = 4, .hidden = 6}, GetParam());
-    c.nprocs = 1;
-    return c;
-  }();
-  client::Handle manager(config, {});
-  const auto is_zero = [&](const std::string& name) {
-    for (const auto& tensor : gradients_of(manager))
-      if (tensor.name == name)
-        return std::ranges::all_of(tensor.bytes, [](std::byte byte) { return byte == std::byte{0}; });
-    ADD_FAILURE() << "no parameter " << name;
-    return false;
-  };
-  expect_ok(manager, {.accumulate = false});  // The batch begins with element 0.
-  EXPECT_TRUE(is_zero("scale"));
-  EXPECT_FALSE(is_zero("rare.bias"));
-  expect_ok(manager, {.accumulate = false});  // The batch begins with element 3.
-  EXPECT_TRUE(is_zero("rare.bias"));
-  EXPECT_FALSE(is_zero("decoder.bias"));
-}
-
 INSTANTIATE_TEST_SUITE_P(All, Replicas, testing::Values(perceptron, perceptron_on_fake_device),
                          [](const auto& info) { return info.param; });
 

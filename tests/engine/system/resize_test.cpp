@@ -19,13 +19,10 @@ TEST(Resize, GoesUpAndDownAndAssignsEveryElementOnce) {
   auto config = restarting(stage);
   config.runners.max_runners = 3;
   StagedRun run(config);
-  EXPECT_EQ(expect_ok(run.manager()).samples, std::uint64_t{2 * staged_batch_size});
-  run.manager().resize(3);
-  EXPECT_EQ(expect_ok(run.manager()).samples, std::uint64_t{3 * staged_batch_size});
-  run.manager().resize(1);
-  EXPECT_EQ(expect_ok(run.manager()).samples, std::uint64_t{1 * staged_batch_size});
-  run.manager().resize(2);
-  EXPECT_EQ(expect_ok(run.manager()).samples, std::uint64_t{2 * staged_batch_size});
+  for (const int runners : {2, 3, 1, 2}) {
+    run.manager().resize(runners);
+    EXPECT_EQ(expect_ok(run.manager()).samples, std::uint64_t(runners) * staged_batch_size);
+  }
   EXPECT_EQ(run.manager().statistics().elements, std::uint64_t{8 * staged_batch_size});
   EXPECT_THROW(run.manager().resize(0), UsageError);
   EXPECT_THROW(run.manager().resize(4), UsageError);

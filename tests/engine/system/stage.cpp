@@ -37,13 +37,17 @@ void fork_child(Script& script, std::atomic<pid_t>& child, bool apart) {
   ipc::advance(script.heard);
 }
 
-void execute_child(Script& script, std::atomic<pid_t>& child) {
-  char program[] = "sleep", seconds[] = "120";
-  char* const arguments[] = {program, seconds, nullptr};
+pid_t execute_sleep(const char* seconds, char* const* environment) {
+  char program[] = "sleep";
+  char* const arguments[] = {program, const_cast<char*>(seconds), nullptr};
   pid_t pid = 0;
-  if (const int error = posix_spawnp(&pid, program, nullptr, nullptr, arguments, environ); error != 0)
+  if (const int error = posix_spawnp(&pid, program, nullptr, nullptr, arguments, environment); error != 0)
     throw SystemError("executing sleep", error);
-  child.store(pid);
+  return pid;
+}
+
+void execute_child(Script& script, std::atomic<pid_t>& child) {
+  child.store(execute_sleep("120", environ));
   ipc::advance(script.heard);
 }
 

@@ -70,6 +70,8 @@ constexpr std::int64_t stage_slice_ns = 20'000'000;
 /// Forks a child as user code may, `apart` in a session of its own. It does nothing until it is killed, and
 /// ends after two minutes if no process kills it.
 void fork_child(Script& script, std::atomic<pid_t>& child, bool apart = false);
+/// Executes `sleep`, which inherits what this process has. Throws SystemError.
+pid_t execute_sleep(const char* seconds, char* const* environment);
 /// Executes another program, which does that too. Unlike subprocess of Python it closes no descriptors.
 void execute_child(Script& script, std::atomic<pid_t>& child);
 

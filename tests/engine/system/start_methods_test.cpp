@@ -21,12 +21,6 @@ class StartMethods : public testing::TestWithParam<StartMethod> {
   ~StartMethods() override { ipc::end_zygote(); }
 };
 
-void kill_and_wait(pid_t pid) {
-  const auto pidfd = ipc::open_pidfd(pid);
-  ipc::send_signal(pidfd.get(), SIGKILL);
-  ASSERT_TRUE(ipc::wait_ended(pidfd.get(), base::Deadline::in_seconds(10)));
-}
-
 void kill_manager(const client::Handle& manager) { kill_and_wait(manager.statistics().manager_pid); }
 
 TEST_P(StartMethods, TrainAlikeAndTellHowTheManagerEnded) {

@@ -58,19 +58,6 @@ TEST(Status, AnExceptionOfTheDataSourceArrivesAfterTheElementsBeforeIt) {
   }
 }
 
-TEST(Status, ANonfiniteLossOrGradientDoesNotCountAndIsNamed) {
-  for (const auto& [act, what] : {std::pair{Act::infinite_loss, "loss is inf"},
-                                  {Act::undefined_gradient, "gradient of 'output.bias' is not finite"}}) {
-    Stage stage;
-    RunAfterOneStep run(stage);
-    stage.tell(1, act);
-    const auto result = run.manager().step();
-    expect_failed(result, StepStatus::nonfinite, {"rank 1", what});
-    EXPECT_EQ(result.rank, 1);
-    EXPECT_TRUE(run.has_added_nothing());
-  }
-}
-
 TEST(Status, UnderThePolicyKeepANonfiniteGradientCountsAndIsReported) {
   Stage stage;
   auto config = staged_config(stage);

@@ -1,10 +1,13 @@
 #include "support.hpp"
 
+#include <signal.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
 
+#include "base/ipc/process.hpp"
 #include "engine/replica/model.hpp"
 #include "engine/session/strided.hpp"
 
@@ -34,6 +37,12 @@ Tensor copy_of(const client::Value& value) {
 }
 
 }  // namespace
+
+void kill_and_wait(pid_t pid) {
+  const auto pidfd = ipc::open_pidfd(pid);
+  ipc::send_signal(pidfd.get(), SIGKILL);
+  EXPECT_TRUE(ipc::wait_ended(pidfd.get(), soon()));
+}
 
 double Tensor::operator[](std::size_t i) const {
   const auto* data = bytes.data();

@@ -30,6 +30,9 @@ struct RegisteredData {
   RegisteredData(const std::string& name, DataFactory factory) { register_data(name, std::move(factory)); }
 };
 
+/// Sends SIGKILL, and returns when the process has ended.
+void kill_and_wait(pid_t pid);
+
 /// A copy of a tensor, row-major.
 struct Tensor {
   std::string name{};

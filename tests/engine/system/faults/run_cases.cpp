@@ -1,4 +1,3 @@
-#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/prctl.h>
@@ -12,30 +11,14 @@
 #include "accelmgr/errors.hpp"
 #include "base/unique_fd.hpp"
 #include "case_run.hpp"
+#include "role_process.hpp"
 
 namespace accelmgr::test {
+
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(StepSeen, status, counted, tries)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(CaseSeen, disturbed, ended, next, report_ms, states)
+
 namespace {
-
-using nlohmann::json;
-
-json to_json(const StepSeen& step) { return json::array({step.status, step.counted, step.tries}); }
-
-StepSeen step_from(const json& step) { return {step.at(0), step.at(1), step.at(2)}; }
-
-std::string to_text(const CaseSeen& seen) {
-  return json{{"disturbed", to_json(seen.disturbed)},
-              {"ended", seen.ended},
-              {"next", to_json(seen.next)},
-              {"report_ms", seen.report_ms},
-              {"states", seen.states}}
-      .dump();
-}
-
-CaseSeen case_from(const std::string& text) {
-  const auto seen = json::parse(text);
-  return {step_from(seen.at("disturbed")), seen.at("ended"), step_from(seen.at("next")), seen.at("report_ms"),
-          seen.at("states")};
-}
 
 /// The process of a case. Its result fits into the pipe's buffer, so the process can end before its result is
 /// read.
@@ -52,7 +35,7 @@ struct Running {
   bool done = false;
   try {
     const testing::ScopedTrace trace(__FILE__, __LINE__, name_of(c));
-    const auto text = to_text(run_case(c));
+    const auto text = nlohmann::json(run_case(c)).dump();
     done = !testing::Test::HasFailure() &&
            write(into, text.data(), text.size()) == static_cast<ssize_t>(text.size());
   } catch (const std::exception& error) {
@@ -63,10 +46,7 @@ struct Running {
 }
 
 Running start(const FaultCase& c, std::size_t number) {
-  int ends[2];
-  if (pipe2(ends, O_CLOEXEC) != 0) throw SystemError("pipe2", errno);
-  base::UniqueFd says(ends[0]);
-  const base::UniqueFd into(ends[1]);
+  auto [says, into] = make_pipe();
   std::fflush(nullptr);
   const auto parent = getpid();
   const auto pid = fork();
@@ -94,7 +74,7 @@ std::optional<CaseSeen> result_of(const Running& ended) {
   const auto count = read(ended.says.get(), text.data(), text.size());
   if (count <= 0) return std::nullopt;
   text.resize(static_cast<std::size_t>(count));
-  return case_from(text);
+  return nlohmann::json::parse(text).get<CaseSeen>();
 }
 
 }  // namespace
