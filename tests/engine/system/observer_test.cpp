@@ -120,10 +120,7 @@ TEST(Observer, GetsMemoryThatTheKernelRefusesToMapWritable) {
 class WrittenParameters : public testing::TestWithParam<bool> {};
 
 TEST_P(WrittenParameters, AreNeverCopiedHalfWritten) {
-  const Stage stage;
-  auto config = restarting(stage);
-  config.model.options["hidden"] = "10000";
-  const ServiceRun service(config);
+  const ServiceRun service([](Config& config) { config.model.options["hidden"] = "10000"; });
   auto manager = service.attach();
   std::atomic<int> versions = 0;
   // Many times between two steps, so that most copies meet a write if they are not kept from it.

@@ -169,9 +169,8 @@ std::uint64_t waits_of_other_threads() {
   std::uint64_t sum = 0;
   for (const auto& thread : std::filesystem::directory_iterator("/proc/self/task")) {
     if (thread.path().filename() == std::to_string(gettid())) continue;
-    std::ifstream status(thread.path() / "status");
-    for (std::string name; status >> name;)
-      if (std::uint64_t count = 0; name == "voluntary_ctxt_switches:" && status >> count) sum += count;
+    sum += static_cast<std::uint64_t>(
+        status_number(thread.path() / "status", "voluntary_ctxt_switches").value_or(0));
   }
   return sum;
 }

@@ -30,11 +30,9 @@ TEST(Resize, GoesUpAndDownAndAssignsEveryElementOnce) {
 
 /// The bytes of all shared memory that are present in a process.
 std::uint64_t present_shared_bytes(pid_t pid) {
-  std::ifstream status("/proc/" + std::to_string(pid) + "/status");
-  for (std::string name; status >> name;)
-    if (std::uint64_t kib = 0; name == "RssShmem:" && status >> kib) return kib << 10;
-  ADD_FAILURE() << "process " << pid << " does not say";
-  return 0;
+  const auto kib = status_number("/proc/" + std::to_string(pid) + "/status", "RssShmem");
+  EXPECT_TRUE(kib) << "process " << pid << " does not say";
+  return static_cast<std::uint64_t>(kib.value_or(0)) << 10;
 }
 
 TEST(Resize, TheSlabsOfThoseWhoComeArePresentInTheOthersBeforeTheNextStep) {

@@ -178,10 +178,8 @@ TEST(ServiceResize, DuringAStepLosesNothing) {
 
 TEST(ServiceRestart, AnotherProcessGoesOnWithTheSameNumbers) {
   const auto expected = undisturbed(3);
-  const Stage stage;
-  auto config = restarting(stage);
-  config.runners.on_loss = LossPolicy::fail;  // That is for runners that are lost.
-  const ServiceRun service(config);
+  // The policy is for runners that are lost.
+  const ServiceRun service([](Config& config) { config.runners.on_loss = LossPolicy::fail; });
   EXPECT_EQ(service.ask("POST", "/v1/step").status, 200);
   const auto before = pids_of(service.status());
   EXPECT_EQ(service.ask("POST", "/v1/restart?rank=1").status, 200);

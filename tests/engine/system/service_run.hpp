@@ -1,6 +1,7 @@
 // A service in a process of its own, and hosts that attach to it in processes of their own.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -41,7 +42,10 @@ struct Answer {
 class ServiceRun {
  public:
   /// On a stage of its own. A lost runner is replaced at once.
-  ServiceRun() : ServiceRun(std::make_unique<const Stage>()) {}
+  ServiceRun() : ServiceRun([](Config&) {}) {}
+  /// The same with what `change` changes.
+  explicit ServiceRun(const std::function<void(Config&)>& change)
+      : ServiceRun(std::make_unique<const Stage>(), change) {}
   explicit ServiceRun(const Config& config);
   /// Ends the service by SIGTERM, if it has not ended, and checks that nothing is left.
   ~ServiceRun();
@@ -76,7 +80,12 @@ class ServiceRun {
   }
 
  private:
-  explicit ServiceRun(std::unique_ptr<const Stage> stage) : ServiceRun(restarting(*stage)) {
+  ServiceRun(std::unique_ptr<const Stage> stage, const std::function<void(Config&)>& change)
+      : ServiceRun([&] {
+          auto config = restarting(*stage);
+          change(config);
+          return config;
+        }()) {
     stage_ = std::move(stage);
   }
 

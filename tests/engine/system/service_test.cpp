@@ -127,11 +127,8 @@ TEST(Service, IsNotEndedByTheSignalThatEndsAWorkerOfItsDataSource) {
 }
 
 TEST(Service, ThatEndsInAnOrderlyWayLeavesNoLockFile) {
-  Stage stage;
   const TemporaryFolder checkpoints;
-  auto config = restarting(stage);
-  config.checkpoint.directory = checkpoints.path();
-  ServiceRun service(config);
+  ServiceRun service([&](Config& config) { config.checkpoint.directory = checkpoints.path(); });
   EXPECT_TRUE(std::filesystem::exists(checkpoints / ".lock"));
   EXPECT_EQ(service.terminate(), 0);
   EXPECT_FALSE(std::filesystem::exists(checkpoints / ".lock"));
@@ -223,10 +220,7 @@ TEST(Service, AHostThatDiesWhileItWritesParametersIsReported) {
 }
 
 TEST(Service, WithASnapshotTheNextHostGoesBackToTheLastWholeParameters) {
-  const Stage stage;
-  auto config = restarting(stage);
-  config.parameters.snapshot = true;
-  const ServiceRun service(config);
+  const ServiceRun service([](Config& config) { config.parameters.snapshot = true; });
   Tensors whole;
   {
     auto manager = service.attach();
@@ -318,10 +312,8 @@ class HostKilled : public testing::TestWithParam<const char*> {};
 
 TEST_P(HostKilled, NothingIsLostOrDoubled) {
   const auto expected = undisturbed(4);
-  const Stage stage;
-  auto config = restarting(stage);
-  config.faults = {std::string("rank=1 step=2 fault=stop phase=") + GetParam()};
-  const ServiceRun service(config);
+  const ServiceRun service(
+      [&](Config& config) { config.faults = {std::string("rank=1 step=2 fault=stop phase=") + GetParam()}; });
   AttachedHost host(service, {"step", "step"});
   EXPECT_EQ(host.line(), "");
   EXPECT_EQ(host.line(), "ok");
@@ -439,10 +431,7 @@ TEST(Service, AFailedStepIsAnErrorWithItsRank) {
 }
 
 TEST(Service, SaysWhetherAStepWouldBeServed) {
-  const Stage stage;
-  auto config = restarting(stage);
-  config.runners.max_restarts = 0;
-  ServiceRun service(config);
+  ServiceRun service([](Config& config) { config.runners.max_restarts = 0; });
   EXPECT_EQ(service.ask("GET", "/readyz").status, 200);
   auto manager = service.attach();  // The service waits until it leaves.
   ipc::send_signal(service.runner(0), SIGKILL);

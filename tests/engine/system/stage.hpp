@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <map>
 #include <string>
 
 #include "accelmgr/config.hpp"
@@ -61,6 +62,13 @@ struct Script {
   std::atomic<bool> factories_held;  ///< Test: no model may be made yet.
   std::atomic<pid_t> in_factory;     ///< Factory: the process that waits for the release.
 };
+
+/// An option of a model or a source, or `otherwise` if it is not set.
+inline std::string option_of(const std::map<std::string, std::string>& options, const char* name,
+                             const char* otherwise) {
+  const auto found = options.find(name);
+  return found == options.end() ? otherwise : found->second;
+}
 
 /// Maps the script in a model or a source. Throws SystemError.
 ipc::Mapping open_script(const std::string& path);

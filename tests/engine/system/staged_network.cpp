@@ -17,12 +17,6 @@ namespace accelmgr::test {
 namespace {
 
 constexpr std::int64_t inputs = 8;
-constexpr std::int64_t usual_width = 16;
-
-std::int64_t width_of(const Config& config) {
-  const auto found = config.model.options.find("hidden");
-  return found == config.model.options.end() ? usual_width : std::stoll(found->second);
-}
 
 class StagedNetwork final : public Network {
  public:
@@ -30,7 +24,7 @@ class StagedNetwork final : public Network {
       : map_(open_script(config.model.options.at("stage"))), nprocs_(config.nprocs) {
     if (config.model.options.contains("forks_in_factory")) fork_apart();
     wait_for_release();
-    const auto width = width_of(config);
+    const std::int64_t width = std::stoll(option_of(config.model.options, "hidden", "16"));
     std::mt19937_64 values(config.seed_base);
     fill_normal<float>(add_parameter("hidden.weight", DType::float32, {width, inputs}), 1, values);
     fill<float>(add_parameter("norm.weight", DType::float32, {width}), 1);
@@ -159,18 +153,17 @@ const RegisteredReplica mixed_on_device(mixed_dtypes_on_fake_device, [](const Co
 /// A fake device of this process with the fault that the option names; null without the option.
 std::shared_ptr<FakeCuda> faulty_device(const Config& config) {
   constexpr int in_the_first_step = 20;  // Operations.
-  const auto found = config.model.options.find("device_fault");
-  if (found == config.model.options.end()) return nullptr;
+  const auto fault = option_of(config.model.options, "device_fault", "");
+  if (fault.empty()) return nullptr;
   auto fake = std::make_shared<FakeCuda>(FakeCuda::Execution::threads);
-  if (found->second == "out_of_memory") fake->fail("cudaMalloc", 3, device::code::out_of_memory);
-  if (found->second == "illegal_address") fake->break_after(in_the_first_step, device::code::illegal_address);
-  if (found->second == "hang") fake->hang_after(in_the_first_step);
+  if (fault == "out_of_memory") fake->fail("cudaMalloc", 3, device::code::out_of_memory);
+  if (fault == "illegal_address") fake->break_after(in_the_first_step, device::code::illegal_address);
+  if (fault == "hang") fake->hang_after(in_the_first_step);
   return fake;
 }
 
 double device_timeout_s(const Config& config) {
-  const auto found = config.model.options.find("device_timeout_s");
-  return found == config.model.options.end() ? 60 : std::stod(found->second);
+  return std::stod(option_of(config.model.options, "device_timeout_s", "60"));
 }
 
 const RegisteredReplica on_fake_device(staged_on_fake_device, [](const Config& config, replica::Role role) {

@@ -39,13 +39,17 @@ void expect_no_named_shared_memory(pid_t pid) {
 
 }  // namespace
 
+std::optional<std::int64_t> status_number(const std::filesystem::path& status, const std::string& name) {
+  std::ifstream file(status);
+  for (std::string line; std::getline(file, line);)
+    if (line.starts_with(name + ":")) return std::stoll(line.substr(name.size() + 1));
+  return std::nullopt;
+}
+
 pid_t parent_of(pid_t pid) {
-  std::ifstream status(fmt::format("/proc/{}/status", pid));
-  const std::string label = "PPid:";
-  for (std::string line; std::getline(status, line);)
-    if (line.starts_with(label)) return std::stoi(line.substr(label.size()));
-  ADD_FAILURE() << "process " << pid << " is not there";
-  return 0;
+  const auto parent = status_number(fmt::format("/proc/{}/status", pid), "PPid");
+  EXPECT_TRUE(parent) << "process " << pid << " is not there";
+  return static_cast<pid_t>(parent.value_or(0));
 }
 
 Processes processes_of(pid_t manager, const std::vector<pid_t>& runners) {

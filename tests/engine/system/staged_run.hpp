@@ -3,6 +3,7 @@
 
 #include <sys/types.h>
 
+#include <filesystem>
 #include <future>
 #include <optional>
 #include <string>
@@ -25,6 +26,9 @@ struct Processes {
 };
 /// Opens the pidfds, and checks that no process has mapped or opened anything in /dev/shm.
 Processes processes_of(pid_t manager, const std::vector<pid_t>& runners);
+
+/// The number of that name in a `status` of /proc.
+std::optional<std::int64_t> status_number(const std::filesystem::path& status, const std::string& name);
 
 /// Fails the test if there is no such process.
 pid_t parent_of(pid_t pid);

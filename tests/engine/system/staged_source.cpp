@@ -13,9 +13,8 @@ namespace {
 constexpr std::size_t source_inputs = 8;
 
 /// The number in an option; -1: the option is not set.
-std::int64_t number(const std::map<std::string, std::string>& options, const std::string& key) {
-  const auto found = options.find(key);
-  return found == options.end() ? -1 : std::stoll(found->second);
+std::int64_t number(const Config& config, const char* name) {
+  return std::stoll(option_of(config.data.options, name, "-1"));
 }
 
 class StagedSource final : public BatchSource {
@@ -23,9 +22,9 @@ class StagedSource final : public BatchSource {
   explicit StagedSource(const Config& config)
       : map_(open_script(config.model.options.at("stage"))),
         elements_(config.data.elements),
-        throw_at_(number(config.data.options, "throw_at")),
-        fork_at_(number(config.data.options, "fork_at")),
-        execute_at_(number(config.data.options, "execute_at")) {}
+        throw_at_(number(config, "throw_at")),
+        fork_at_(number(config, "fork_at")),
+        execute_at_(number(config, "execute_at")) {}
 
   std::span<const FieldSpec> fields() const override { return fields_; }
 

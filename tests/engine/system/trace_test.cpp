@@ -145,10 +145,8 @@ TEST(Trace, EveryStepHasTheSpansOfEachRankAndOfTheHost) {
 }
 
 TEST(Trace, ARunnerThatIsKilledAndItsReplacementHaveEachTheirSpans) {
-  const Stage stage;
-  auto config = restarting(stage);
-  config.faults = {"rank=1 step=2 phase=forward fault=kill"};
-  const ServiceRun service(config);
+  const ServiceRun service(
+      [](Config& config) { config.faults = {"rank=1 step=2 phase=forward fault=kill"}; });
   const int killed = service.status()["runners"][1]["pid"];
   ASSERT_EQ(service.ask("POST", "/v1/step", R"({"count": 3})").status, 200);
   const int replacement = service.status()["runners"][1]["pid"];
@@ -219,11 +217,8 @@ TEST(Trace, SpansThatAreWrittenOverAreCounted) {
 }
 
 TEST(Trace, AHostHasItsSpansUnderItsOwnPid) {
-  const Stage stage;
   const TemporaryFolder folder;
-  auto config = restarting(stage);
-  config.checkpoint.directory = folder / "checkpoints";
-  const ServiceRun service(config);
+  const ServiceRun service([&](Config& config) { config.checkpoint.directory = folder / "checkpoints"; });
   auto manager = service.attach();
   manager.zero_grad();
   expect_ok(manager);
