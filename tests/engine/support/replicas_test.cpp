@@ -215,10 +215,14 @@ class Held final : public Network {
   std::atomic<bool> released = false;
 };
 
-TEST(FakeDevice, ComputeWhileRunHasReturned) {
-  auto network = std::make_unique<Held>();
-  auto& held = *network;
-  BoundReplica bench(fake_device(std::move(network)));
+class FakeDevice : public testing::Test {
+ protected:
+  std::unique_ptr<Held> network_ = std::make_unique<Held>();
+  Held& held = *network_;
+  BoundReplica bench{fake_device(std::move(network_))};
+};
+
+TEST_F(FakeDevice, ComputesWhileRunHasReturned) {
   bench.replica().begin_attempt();
   bench.replica().run({}, 1);
   held.began.wait();
@@ -227,10 +231,7 @@ TEST(FakeDevice, ComputeWhileRunHasReturned) {
   EXPECT_EQ(bench.sink().sums.size(), 1u);
 }
 
-TEST(FakeDevice, AskWhetherTheResultIsWantedAndLeaveItWhenNot) {
-  auto network = std::make_unique<Held>();
-  auto& held = *network;
-  BoundReplica bench(fake_device(std::move(network)));
+TEST_F(FakeDevice, AsksWhetherTheResultIsWantedAndLeavesItWhenNot) {
   bench.replica().begin_attempt();
   bench.replica().run({}, 1);
   bench.replica().run({}, 1);
@@ -244,7 +245,7 @@ TEST(FakeDevice, AskWhetherTheResultIsWantedAndLeaveItWhenNot) {
   EXPECT_EQ(bench.attempt({}).loss, 1) << "the next is right";
 }
 
-TEST(FakeDevice, HandGradientsOverInAnotherOrderThanTheParameters) {
+TEST(FakeDevices, HandGradientsOverInAnotherOrderThanTheParameters) {
   BoundReplica bench(fake_device(make_perceptron({})));
   bench.attempt(Elements(DType::float32, 3, 32, 0));
   EXPECT_TRUE(std::ranges::is_sorted(bench.sink().order, std::greater()));

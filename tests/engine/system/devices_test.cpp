@@ -71,6 +71,11 @@ class Devices : public testing::Test {
     return config;
   }
 
+  /// What the runners of each rank must have been told.
+  void expect_told(const std::vector<std::vector<std::string>>& ranks) const {
+    for (std::size_t rank = 0; rank < ranks.size(); ++rank)
+      EXPECT_EQ(told_to(static_cast<int>(rank)), ranks[rank]) << "rank " << rank;
+  }
   /// What the runners of that rank were told, in the order of their starts.
   std::vector<std::string> told_to(int rank) const {
     std::vector<std::string> lines;
@@ -102,9 +107,7 @@ TEST_P(DevicesByStartMethod, AreOneForEachRunnerAndAsManyAsThereAre) {
   EXPECT_EQ(manager.statistics().runners.size(), 3u);
   EXPECT_EQ(manager.config().nprocs, 3);
   EXPECT_EQ(manager.config().runners.device, accelmgr::Device::cuda);
-  EXPECT_THAT(told_to(0), ElementsAre(on('a')));
-  EXPECT_THAT(told_to(1), ElementsAre(on('b')));
-  EXPECT_THAT(told_to(2), ElementsAre(on('c')));
+  expect_told({{on('a')}, {on('b')}, {on('c')}});
 }
 
 INSTANTIATE_TEST_SUITE_P(All, DevicesByStartMethod,
@@ -116,19 +119,16 @@ TEST_F(Devices, StayWithTheirRanksWhateverIsLost) {
   expect_ok(manager);
   kill_and_wait(manager.statistics().runners.at(1).pid);
   EXPECT_TRUE(manager.step().counted);
-  EXPECT_THAT(told_to(0), ElementsAre(on('a')));
-  EXPECT_THAT(told_to(1), ElementsAre(on('b'), on('b')));
+  expect_told({{on('a')}, {on('b'), on('b')}});
   set_gpus("0");  // The new manager does not ask the driver again.
   kill_and_wait(manager.statistics().manager_pid);
   EXPECT_EQ(manager.step().status, StepStatus::manager_lost);
   manager.recover();
   expect_ok(manager);
-  EXPECT_THAT(told_to(0), ElementsAre(on('a'), on('a')));
-  EXPECT_THAT(told_to(1), ElementsAre(on('b'), on('b'), on('b')));
+  expect_told({{on('a'), on('a')}, {on('b'), on('b'), on('b')}});
   kill_and_wait(parent_of(manager.statistics().runners.at(0).pid));  // The fork server; another is executed.
   EXPECT_TRUE(manager.step().counted);
-  EXPECT_THAT(told_to(0), ElementsAre(on('a'), on('a'), on('a')));
-  EXPECT_THAT(told_to(1), ElementsAre(on('b'), on('b'), on('b'), on('b')));
+  expect_told({{on('a'), on('a'), on('a')}, {on('b'), on('b'), on('b'), on('b')}});
 }
 
 TEST_F(Devices, MayBeMixedWithTheCpuWhoseRunnersSeeNoGpu) {
@@ -136,9 +136,7 @@ TEST_F(Devices, MayBeMixedWithTheCpuWhoseRunnersSeeNoGpu) {
   mixed.runners.devices = {"2", "cpu", "GPU-a0"};
   client::Handle manager(mixed, {});
   expect_ok(manager);
-  EXPECT_THAT(told_to(0), ElementsAre(on('c')));
-  EXPECT_THAT(told_to(1), ElementsAre("cpu "));
-  EXPECT_THAT(told_to(2), ElementsAre(on('a')));
+  expect_told({{on('c')}, {"cpu "}, {on('a')}});
 }
 
 TEST_F(Devices, AreThereForTheRunnersOfAResize) {
@@ -216,8 +214,7 @@ class DeviceSlices : public Devices {
 TEST_F(DeviceSlices, HaveARunnerEachAndGoToOneSessionEach) {
   client::Handle first(config(accelmgr::Device::cuda, 2), {});
   expect_ok(first);
-  EXPECT_THAT(told_to(0), ElementsAre(on_slice(0)));
-  EXPECT_THAT(told_to(1), ElementsAre(on_slice(1)));
+  expect_told({{on_slice(0)}, {on_slice(1)}});
   client::Handle second(config(accelmgr::Device::cuda), {});
   expect_ok(second);
   EXPECT_THAT(told_to(0), ElementsAre(on_slice(0), on_slice(2)));
@@ -234,8 +231,7 @@ TEST_F(DeviceSlices, ThatNothingListsAreUsedAndClaimedByTheirNames) {
   naming.runners.devices = {on_slice(2).substr(5), on_slice(1).substr(5)};
   client::Handle first(naming, {});
   expect_ok(first);
-  EXPECT_THAT(told_to(0), ElementsAre(on_slice(2)));
-  EXPECT_THAT(told_to(1), ElementsAre(on_slice(1)));
+  expect_told({{on_slice(2)}, {on_slice(1)}});
   expect_refused(naming, "runners.devices",
                  {"names a GPU that another session has", "MIG-a0a1a2a3-02a5",
                   fmt::format("by process {}", first.statistics().manager_pid)});
