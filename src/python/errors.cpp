@@ -73,7 +73,7 @@ void translate(const std::exception_ptr& thrown, void*) {
 std::string describe(const nb::python_error& error) {
   try {
     return nb::cast<std::string>(
-        nb::module_::import_("accelmgr._common.describe").attr("describe")(error.value()));
+        nb::module_::import_("accelmgr._serialization.describe").attr("describe")(error.value()));
   } catch (const std::exception&) {
     return nb::cast<std::string>(error.type().attr("__name__")) + ", whose message cannot be read";
   }

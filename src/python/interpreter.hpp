@@ -54,7 +54,7 @@ void note_context();
 /// a process that no host has forked, a copy of the calling thread's variables.
 nanobind::object host_context();
 
-/// Type, message and traceback of an exception, as accelmgr._common.describe formats them.
+/// Type, message and traceback of an exception, as accelmgr._serialization.describe formats them.
 /// Requires: the caller holds the interpreter's lock.
 std::string describe(const nanobind::python_error& error);
 

@@ -375,7 +375,7 @@ void bind_manager(nb::module_& module) {
       "Sources of the configuration, weakest first: `file` (\"\": none), `environment` (ACCELMGR_...),\n"
       "and `settings`, each of which is `key=value` and the name that error messages use for it. A\n"
       "tensor is passed as name, dtype, shape and memory: see Described and Addressed in\n"
-      "accelmgr._common.memory.")
+      "accelmgr._memory.tensors.")
       .def(nb::init<const std::string&, const std::vector<std::pair<std::string, std::string>>&,
                     const std::map<std::string, std::string>&>(),
            nb::arg("file"), nb::arg("settings"), nb::arg("environment"))

@@ -21,7 +21,7 @@ namespace accelmgr::python {
 namespace {
 
 /// For a manager or a runner; ranks of a launch belong to the user.
-void begin_forked_python() { nb::module_::import_("accelmgr._common.child").attr("begin_forked")(); }
+void begin_forked_python() { nb::module_::import_("accelmgr._process.child").attr("begin_forked")(); }
 
 // The thread that forks holds the interpreter's lock. The child releases it, after it has told the
 // interpreter that the other threads are gone.
@@ -41,7 +41,7 @@ void expect_runners(const Config& config) {
 
 void forget_values() {
   const Locked lock;
-  nb::module_::import_("accelmgr._common.child").attr("forget_values")();
+  nb::module_::import_("accelmgr._process.child").attr("forget_values")();
 }
 
 // The manager gets one compute thread, whatever its parent had: it only reads data and describes a model,

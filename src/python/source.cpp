@@ -1,4 +1,4 @@
-// A dataset of Python as a data source of the loader. accelmgr._common.elements reads it; this file copies
+// A dataset of Python as a data source of the loader. accelmgr._data.elements reads it; this file copies
 // bytes.
 #include <fmt/format.h>
 #include <nanobind/stl/map.h>
@@ -21,7 +21,7 @@ namespace nb = nanobind;
 namespace accelmgr::python {
 namespace {
 
-/// `elements` is an Elements of accelmgr._common.elements.
+/// `elements` is an Elements of accelmgr._data.elements.
 class PythonSource final : public BatchSource {
  public:
   explicit PythonSource(nb::object elements) : elements_(std::move(elements)) {
@@ -66,7 +66,7 @@ class PythonSource final : public BatchSource {
 
  private:
   /// Copies `value` into its row: a dense tensor of the field's dtype and shape, or bytes, which may be
-  /// shorter than the row. accelmgr._common.elements puts their length in front.
+  /// shorter than the row. accelmgr._data.elements puts their length in front.
   static void write(ElementWriter& element, std::size_t index, nb::handle value) {
     const auto row = element.bytes(index);
     if (nb::isinstance<nb::bytes>(value)) {

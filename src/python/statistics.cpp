@@ -16,7 +16,7 @@ namespace nb = nanobind;
 namespace accelmgr::python {
 namespace {
 
-/// A value as accelmgr._common.memory.Described.
+/// A value as accelmgr._memory.tensors.Described.
 nb::tuple described(const std::string& name, DType dtype, const std::vector<std::int64_t>& shape,
                     Memory memory) {
   return nb::make_tuple(name, nb::str(name_of(dtype).data()), tuple_of(shape), std::move(memory));
@@ -84,7 +84,7 @@ void bind_checkpoints(nb::module_& module) {
             nb::list list;
             for (const auto& [name, dtype, shape, data] : self.tensors)
               list.append(described(name, dtype, shape, {data.get(), dense_bytes(dtype, shape), data}));
-            return nb::module_::import_("accelmgr._common.memory").attr("named_tensors")(list);
+            return nb::module_::import_("accelmgr._memory.tensors").attr("named_tensors")(list);
           },
           nb::for_getter(nb::sig("def tensors(self) -> list[tuple[str, torch.Tensor]]")),
           "Copies of the tensors that were passed to save_checkpoint().")

@@ -88,7 +88,6 @@ ROOMS = {
     "_model": {"_memory", "_serialization"},
     "_changes": {"_memory", "_serialization", "_model"},
     "_updates": {"_memory", "_serialization"},
-    "_common": {"_memory", "_serialization", "_process"},
     "_host": SHARED,
     "_runner": SHARED,
 }

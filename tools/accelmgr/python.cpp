@@ -33,7 +33,7 @@ std::string python_interpreter() {
 static std::vector<std::string> python_that_calls(const std::string& function) {
   return {"/usr/bin/env", python_interpreter(), "-c",
           fmt::format("import gc, os, sys; gc.disable(); os.environ['OPENBLAS_NUM_THREADS'] = '1'; "
-                      "from accelmgr._common.child import {0}; {0}(sys.argv[1:])",
+                      "from accelmgr._process.child import {0}; {0}(sys.argv[1:])",
                       function)};
 }
 

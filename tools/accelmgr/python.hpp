@@ -18,7 +18,7 @@ std::vector<std::string> python_manager();
 /// Whether the model or the data of `config` are made in Python.
 bool is_of_python(const Config& config);
 
-/// Executes the same interpreter as a service; `arguments` are those of accelmgr._common.child.serve().
+/// Executes the same interpreter as a service; `arguments` are those of accelmgr._process.child.serve().
 /// Throws SystemError.
 [[noreturn]] void execute_python_service(const std::vector<std::string>& arguments);
 

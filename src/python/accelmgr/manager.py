@@ -127,6 +127,20 @@ class Manager(InnerDriver):
 
     _is_shared = False  # The script has shared the parameters with processes that it forks: share_memory().
     _first_step = 0  # How many steps were made before the present processes began.
+    # What a host of a service keeps: it has neither model nor dataset of its own.
+    collate_fn: Callable[[list[Any]], Any] | None = None
+    _dataset: Iterable[Any] | str | None = None
+    _factory: Callable[[], torch.nn.Module] | None = None
+    _start_method = "spawn"
+    _method = ""  # The start method of the present processes.
+    _refreshes = "never"
+    _is_refreshing = False
+    _following: Following | None = None
+    _inner = None
+    _weights: Weights | None = None
+    _continues: _Continuation | None = None  # From rebind() until there are processes again.
+    _renewal: _Renewal | None = None
+    _left: Binding | None = None  # What the model was leaving when an exception interrupted that.
 
     def __init__(
         self,
@@ -155,8 +169,6 @@ class Manager(InnerDriver):
         if refresh not in REFRESHES:
             raise ConfigError(f"refresh is '{refresh}'; it must be one of {', '.join(REFRESHES)}", "refresh")
         self._refreshes = refresh
-        self._following: Following | None = None
-        self._inner = None
         self._factory = model if callable(model) and not isinstance(model, torch.nn.Module) else None
         if weights is not None and self._factory is None:
             raise ConfigError("weights needs a function that makes the model, which is passed as `model`", "weights")
@@ -168,7 +180,6 @@ class Manager(InnerDriver):
                 name = getattr(self._factory, "__qualname__", repr(self._factory))
                 raise ModelError(f"{name}, which must return a torch.nn.Module, returned a {type(model).__name__}")
         arguments.check(model, dataset, collate_fn)
-        self._weights: Weights | None = None
         self._loss, self._extra = loss, extra
         if isinstance(model, torch.nn.Module):
             self._check_unbound(model)
@@ -186,11 +197,6 @@ class Manager(InnerDriver):
         self._note_sharing()
         self.collate_fn = collate_fn
         self._dataset = dataset
-        self._continues: _Continuation | None = None  # From rebind() until there are processes again.
-        self._renewal: _Renewal | None = None
-        self._left: Binding | None = None  # What the model was leaving when an exception interrupted that.
-        self._is_refreshing = False
-        self._method = ""  # The start method of the present processes.
         named = {
             "nprocs": nprocs,
             "prefetch": prefetch,
@@ -227,25 +233,16 @@ class Manager(InnerDriver):
             self.start()
 
     @classmethod
-    def _attached(cls, path: str, name: str, timeout: float, keep_gradients: bool) -> Manager:
-        """See accelmgr.attach()."""
+    def _of_service(cls, path: str, name: str, timeout: float, keep_gradients: bool) -> Manager:
+        """See accelmgr.attach(). The processes are there: what the constructor chooses for them has no meaning."""
         embed()
         manager = cls.__new__(cls)
-        InnerDriver.__init__(manager, None)
-        manager._start_method = manager._method = "spawn"
-        manager._refreshes, manager._following, manager._inner = "never", None, None
-        manager._factory = manager._dataset = manager.collate_fn = manager._continues = manager._weights = None
-        manager._renewal, manager._is_refreshing = None, False
-        manager._file, manager._settings = "", []
+        super(Manager, manager).__init__(None)
         manager._delivery = Delivery(None, None, None, None, {})
         manager._handle = _native.Handle("", [], {})
         manager._handle.attach(path, name, timeout, keep_gradients)
         manager._bind(needs_values=False)
-        manager._bound.started()
-        manager._update = optimizers.Update(manager._handle)
-        optimizers.watch(manager, manager._bound.leaves, manager._handle.keeps_last_step, manager._update)
-        master = manager._bound.master
-        sharing.stay(manager, [tensor for _, tensor in master.parameters + master.gradients])
+        manager._has_begun("spawn")
         if manager._handle.found_steps:
             manager._pending = manager._steps_of_service()
             manager._pending.begin()
@@ -345,7 +342,8 @@ class Manager(InnerDriver):
         self._bound.started()
         if self._is_shared:
             self._handle.share_with_children()
-        optimizers.watch(self, self._bound.leaves, self._handle.keeps_last_step)
+        self._update = optimizers.Update(self._handle) if self._handle.is_attached else None
+        optimizers.watch(self, self._bound.leaves, self._handle.keeps_last_step, self._update)
         self._delivery.follow(self)
         self._following = self._delivery.following() if self._refreshes == "auto" else None
         if self._model is not None:
@@ -661,4 +659,4 @@ def attach(
     Raises ConfigError: `service` is neither a name nor a path; SessionError: there is no service, another host drives
     the session, or the service is of another build.
     """
-    return Manager._attached(arguments.socket_of(service), name, timeout, keep_gradients)
+    return Manager._of_service(arguments.socket_of(service), name, timeout, keep_gradients)
