@@ -21,6 +21,13 @@ def model(count: str = "3") -> nn.Module:
     return Scaled(int(count))
 
 
+def frozen(count: str = "3") -> nn.Module:
+    """The model, and a second parameter, which is frozen."""
+    module = Scaled(int(count))
+    module.offset = nn.Parameter(torch.zeros(2), requires_grad=False)
+    return module
+
+
 def model_of_file(path: str) -> nn.Module:
     """A model whose size is read from a file: it changes between processes if the test rewrites the file."""
     return Scaled(int(pathlib.Path(path).read_text()))

@@ -10,6 +10,7 @@ import torch
 from cuda_runners import ASSERT, ILLEGAL_ADDRESS, AcceleratorError, FakeCuda, Installed, start
 from device_runners import SHAPE, Dropping, Switched, Vectors, Writes, same, wait_until_settled
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import accelmgr
 from accelmgr._runner import cuda
@@ -264,3 +265,27 @@ def test_errors_of_devices_are_told_from_errors_of_models():
     wrapped = accelmgr.ModelError("of the model")
     wrapped.__cause__ = RuntimeError("CUDA error: unspecified launch failure")
     assert is_lost(wrapped)
+
+
+class ComesBack(nn.Module):
+    """From its third forward() on, backward comes to the parameters of a layer twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.last = nn.Linear(4, 1)
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        x = x.clone().requires_grad_()
+        times = 2 if self.calls > 2 else 1
+        return sum(checkpoint(self.last, x, use_reentrant=True).square().mean() for _ in range(times))
+
+
+def test_a_gradient_that_changes_after_it_was_copied_is_told_with_the_name_of_the_parameter(capfd):
+    with start(ComesBack(), Vectors(), nprocs=1) as manager:
+        for _ in range(3):
+            manager.step(timeout=60).raise_for_status()  # Another runner, which has counted no calls, makes the third.
+    told = capfd.readouterr().err
+    assert "backward came to parameter 'last.bias' a second time" in told

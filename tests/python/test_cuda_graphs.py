@@ -310,7 +310,7 @@ REASONS = {
     "elsewhere": "the model computes on meta too (aten.ones.default, at test_cuda_graphs.py:",
     "draws": "the model draws from Python's random numbers",
     "draws from NumPy": "the model draws from NumPy's random numbers",
-    "replaces": "a gradient is replaced where another micro-batch adds to it",
+    "replaces": "the gradient of 'last.weight' is replaced where another micro-batch adds to it",
     "sparse": "the model has a tensor of layout torch.sparse_coo",
 }
 

@@ -443,6 +443,17 @@ def test_tensors_that_torch_has_quantized_stay_as_they_are(start_method):
             manager.step()
 
 
+def test_an_update_that_does_not_fit_a_quantized_parameter_names_it():
+    model = QuantizedByTorch()
+    with started(model, [torch.ones(4)] * 4, Shape(), "fork") as manager:
+        scale, table = (parameter.detach() for parameter in model.parameters())
+        other = torch.quantize_per_tensor(torch.ones(4, 4), 0.1, 0, torch.qint8)
+        with pytest.raises(accelmgr.ModelError, match=r"quantized parameter 'table' cannot change; nothing was"):
+            manager.update_model_parameters([scale, other])
+        with pytest.raises(accelmgr.ModelError, match=r"for 'scale', a Parameter; nothing was changed"):
+            manager.update_model_parameters([other, table])
+
+
 def test_integers_cannot_be_trained():
     model = Int8()
     with started(model, [torch.tensor(1)] * 4, Shape(), "spawn") as manager:

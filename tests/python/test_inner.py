@@ -578,3 +578,29 @@ def test_on_a_device_the_parameters_stay_there(tmp_path, graphs, runners, start_
         "-c", ON_DEVICE, "sgd adamw amsgrad adafactor", graphs, str(runners), start_method, cwd=tmp_path
     )
     assert (code, out) == (0, "the same\n"), err
+
+
+class Drawn(torch.optim.SGD):
+    """Draws random numbers, which differ from runner to runner, for one parameter."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        super().step(closure)
+        chosen = self.param_groups[0]["params"][1]
+        chosen += torch.rand_like(chosen)
+
+
+def test_an_optimizer_that_computes_otherwise_in_each_runner_is_told_with_the_parameter():
+    model = Net()
+    told = pytest.raises(accelmgr.SessionError, match=r"parameter 'body\.0\.bias' has other values in rank 1")
+    with told, manager_of(model, 2) as manager:  # Its end syncs.
+        manager.step(optimizer=Drawn(model.parameters(), 0.1)).raise_for_status()
+
+
+def test_inner_steps_do_not_round_and_say_which_parameter_they_would():
+    model = Net()
+    with manager_of(model, runners__parameters="bf16") as manager:
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        result = manager.step(optimizer=optimizer)
+        with pytest.raises(accelmgr.ModelError, match=r"bf16: they would update a rounded copy of 'body\.0\.weight'"):
+            result.raise_for_status()

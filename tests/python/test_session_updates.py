@@ -233,6 +233,20 @@ def test_hooks_are_refused() -> None:
             manager.step(optimizer=optimizer)
 
 
+def test_a_parameter_that_was_frozen_at_the_start_is_named(tmp_path: pathlib.Path) -> None:
+    python = "{kind: python, factory: 'factories:%s'}"
+    service = Service(
+        tmp_path, f"nprocs: 1\nbatch_size_per_device: 2\nmodel: {python % 'frozen'}\ndata: {python % 'data'}\n"
+    )
+    try:
+        with accelmgr.attach(service.socket, timeout=60) as manager:
+            optimizer = torch.optim.AdamW(manager.parameters())
+            with pytest.raises(accelmgr.UsageError, match="parameter 'offset', in group 0, was frozen when"):
+                manager.step(optimizer=optimizer)
+    finally:
+        service.end()
+
+
 def trained(service: Service, steps: int, *, hosts: int = 1) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """What so many steps of as many hosts make. Only the first one makes a state."""
     for host in range(hosts):

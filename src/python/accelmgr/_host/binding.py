@@ -140,14 +140,17 @@ class Binding:
                 f"update_model_parameters: got {len(values)} tensors for {len(ordered)} parameters; nothing was changed"
             )
         by_leaf: dict[int, torch.Tensor] = {}
-        for own, value in zip(ordered, values, strict=True):
+        named = self.master.parameters if self._model is None else self._model.named_parameters()
+        for (name, _), own, value in zip(named, ordered, values, strict=True):
             leaves, parts = leaves_of(own), leaves_of(value)
             if own.is_quantized and not torch.equal(own, value):
-                raise ModelError("update_model_parameters: a quantized parameter cannot change; nothing was changed")
+                raise ModelError(
+                    f"update_model_parameters: quantized parameter '{name}' cannot change; nothing was changed"
+                )
             if len(leaves) != len(parts):
                 raise ModelError(
-                    f"update_model_parameters: a {type(value).__name__} was passed for a {type(own).__name__}; nothing "
-                    "was changed"
+                    f"update_model_parameters: a {type(value).__name__} was passed for '{name}', a "
+                    f"{type(own).__name__}; nothing was changed"
                 )
             by_leaf |= {id(leaf): part for (_, leaf), (_, part) in zip(leaves, parts, strict=True)}
         self.master.update([by_leaf.get(id(leaf), leaf) for leaf in self._leaves])

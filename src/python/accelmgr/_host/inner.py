@@ -361,12 +361,17 @@ class InnerSteps:
             return
         first, *others = (self._ask(functools.partial(checksums, made), rank) for rank in ranks)
         for rank, other in zip(ranks[1:], others, strict=True):
-            if different := [index for index, (a, b) in enumerate(zip(first, other, strict=True)) if a != b]:
-                raise SessionError(
-                    f"after step {self._steps} parameter {different[0]} of the optimizer has other values in rank "
-                    f"{rank} than in rank {ranks[0]}: the optimizer computes otherwise in each process (random "
-                    "numbers?). Call optimizer.step() in the host"
-                )
+            for parameter, one, another in zip(self._trained, first, other, strict=True):
+                if one != another:
+                    raise SessionError(
+                        f"after step {self._steps} parameter '{self._name_of(parameter)}' has other values in rank "
+                        f"{rank} than in rank {ranks[0]}: the optimizer computes otherwise in each process (random "
+                        "numbers?). Call optimizer.step() in the host"
+                    )
+
+    def _name_of(self, parameter: torch.Tensor) -> str:
+        named = self._manager.named_parameters()
+        return next(name for name, own in named if own.data_ptr() == parameter.data_ptr())
 
 
 def check_inner(optimizer: Any, parameters: list[torch.Tensor]) -> None:

@@ -101,10 +101,10 @@ class SessionUpdates:
                         "parameter of this manager; make the optimizer from manager.parameters()"
                     )
                 if self._moments["exp_avg"][number] is None and parameter.requires_grad:
+                    name = self.handle.parameters()[number].name
                     raise UsageError(
-                        f"the optimizer has a parameter of shape {list(parameter.shape)} in group {index} that was "
-                        "frozen when the manager was started: the session cannot update it; call optimizer.step() in "
-                        "the host"
+                        f"the optimizer's parameter '{name}', in group {index}, was frozen when the manager was "
+                        "started: the session cannot update it; call optimizer.step() in the host"
                     )
                 groups[number] = index
         if groups != self._groups:

@@ -50,7 +50,8 @@ class CudaGradientHooks(GradientHooks):
                 return
             if self._told[index] or (self._recorded is not None and index in self._recorded):
                 raise DeviceError(
-                    f"backward came to parameter {index} a second time, after the device was told to copy its gradient"
+                    f"backward came to parameter '{self._names[index]}' a second time, after the device was told to "
+                    "copy its gradient"
                 )
             if self._recorded is None:
                 self._tell(index, parameter.grad)

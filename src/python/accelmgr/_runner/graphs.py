@@ -294,7 +294,8 @@ class Graphs:
                 order, complete = self._gradients.end_recording()
             host.check()
             after = [parameter.grad for parameter in self._parameters]
-            self._check_gradients(None if first else before, after)
+            if not first:
+                self._check_gradients(before, after)
             numbers = self._tensors_of(scalars)
         except BaseException:
             host.restore()
@@ -315,10 +316,13 @@ class Graphs:
             numbers.append((name, value))
         return numbers
 
-    @staticmethod
-    def _check_gradients(before: list[torch.Tensor | None] | None, after: list[torch.Tensor | None]) -> None:
-        if before is not None and any(one is not other for one, other in zip(before, after, strict=True)):
-            raise NotRecordable("a gradient is replaced where another micro-batch adds to it (by a hook?)")
+    def _check_gradients(self, before: list[torch.Tensor | None], after: list[torch.Tensor | None]) -> None:
+        for parameter, one, other in zip(self._parameters, before, after, strict=True):
+            if one is not other:
+                name = next(name for name, own in self._model.named_parameters() if own is parameter)
+                raise NotRecordable(
+                    f"the gradient of '{name}' is replaced where another micro-batch adds to it (by a hook?)"
+                )
 
     def _replayed(self, recording: Recording, inputs: Any, divisor: torch.Tensor) -> Numbers:
         for to, value in zip(recording.inputs, tensors_in(inputs), strict=True):

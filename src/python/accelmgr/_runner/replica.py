@@ -194,7 +194,8 @@ class Replica:
         self._parameters = [leaf for _, leaf in leaves]
         self._names = [name for name, _ in leaves]
         self._outside = Outside(model, self._parameters)
-        self._rounded: tuple[torch.dtype, torch.dtype] | None = None
+        self._rounded: tuple[str, torch.dtype, torch.dtype] | None = None
+        """The first parameter that has another dtype here than in the host, and both dtypes."""
         self._gradients: GradientHooks | None = None
         self._sink: _native.Sink | None = None
         self._addresses: list[int] = []
@@ -248,10 +249,10 @@ class Replica:
     def _note_rounding(self, places: list[Place]) -> None:
         """Finds out whether runners have other dtypes than the host (`runners.parameters: bf16`)."""
         dtypes = [
-            (parameter.dtype, getattr(torch, dtype))
-            for parameter, (_, dtype, _) in zip(self._parameters, places, strict=True)
+            (name, parameter.dtype, getattr(torch, dtype))
+            for name, parameter, (_, dtype, _) in zip(self._names, self._parameters, places, strict=True)
         ]
-        self._rounded = next(((full, rounded) for full, rounded in dtypes if full != rounded), None)
+        self._rounded = next((one for one in dtypes if one[1] != one[2]), None)
 
     def seed(self, seed: int) -> None:
         seed_generators(seed)
@@ -307,7 +308,7 @@ class Replica:
         if self._rounded is not None:
             raise ModelError(
                 "inner steps need the parameters in their own dtype, but runners.parameters is bf16: they would update "
-                "rounded copies"
+                f"a rounded copy of '{self._rounded[0]}'"
             )
         if tied := [name for name, (owner, _) in zip(self._names, self._sink.shared, strict=True) if owner >= 0]:
             raise ModelError(
@@ -446,7 +447,7 @@ class Replica:
 
     def _forward(self, inputs: Any) -> Any:
         if self._rounded is not None:
-            full, rounded = self._rounded
+            _, full, rounded = self._rounded
             inputs = mapped(lambda tensor: tensor.to(rounded) if tensor.dtype is full else tensor, inputs)
         try:
             return self._model(inputs) if isinstance(self._model, Objective) else call(self._model, inputs)
