@@ -228,7 +228,7 @@ struct LaunchConfig {
   int nnodes = 1;
   int min_nodes = 0;  ///< `accelmgr spawn`: the launch goes on with as few nodes; 0: nnodes.
   int node_rank = 0;
-  std::string rendezvous{};      ///< HOST:PORT on the first host; empty: 127.0.0.1 and a free port.
+  std::string rendezvous{};      ///< HOST:PORT on the first node; empty: 127.0.0.1 and a free port.
   std::string backend = "auto";  ///< auto, serial, shm, gloo, nccl.
   /// Network interface at which ranks of several nodes connect: "eth0". Empty: the interface of the node's
   /// name, or of the default route.

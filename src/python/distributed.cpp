@@ -8,7 +8,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "accelmgr/multiprocess_launch.hpp"
-#include "launcher/distributed/arrays/device_team.hpp"
+#include "launcher/distributed/arrays/device_group.hpp"
 #include "launcher/distributed/collectives/arrays.hpp"
 #include "launcher/distributed/collectives/objects.hpp"
 #include "python/interpreter.hpp"
@@ -119,14 +119,14 @@ bool collective(const std::string& call, std::uintptr_t data, const std::string&
       throw UsageError(
           "this rank cannot make a collective call: it is outside the group, or alone in the world");
     if (place) {
-      auto& team = members.device_team();
+      auto& devices = members.device_group();
       const distributed::OnDevice at{std::get<0>(*place),
                                      reinterpret_cast<device::StreamHandle>(std::get<1>(*place))};
-      if (call == "all_reduce") return team.all_reduce(in, to, operation, at);
-      if (call == "reduce_scatter") return team.reduce_scatter(in, to, operation, at);
-      if (call == "all_gather") return team.all_gather(in, to, at);
-      if (call == "all_to_all") return team.all_to_all(in, to, at);
-      return team.broadcast(in, to, src, at);
+      if (call == "all_reduce") return devices.all_reduce(in, to, operation, at);
+      if (call == "reduce_scatter") return devices.reduce_scatter(in, to, operation, at);
+      if (call == "all_gather") return devices.all_gather(in, to, at);
+      if (call == "all_to_all") return devices.all_to_all(in, to, at);
+      return devices.broadcast(in, to, src, at);
     }
     if (call == "all_reduce")
       distributed::all_reduce(members, in, to, operation);

@@ -18,7 +18,7 @@ BOUND_S = 240
 
 
 def free_port() -> int:
-    """A port of this host that no process uses.
+    """A port of this node that no process uses.
 
     It is below 32768, where the ports begin that the kernel chooses itself. So no concurrent test is given this port,
     and a client that connects before a server listens cannot connect to itself.

@@ -1,4 +1,4 @@
-"""Runs tools/examples/cluster_host.py on two machines: namespaces that tests/launcher/contract/two_hosts makes."""
+"""Runs tools/examples/cluster_host.py on two machines: namespaces that tests/launcher/contract/two_nodes makes."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ cluster_host.main()
 """
 
 
-def on_two_hosts(first: list[str], second: list[str]) -> str:
+def on_two_nodes(first: list[str], second: list[str]) -> str:
     """Runs a command on each of two machines. Returns what both have printed."""
     commands = []
     for index, command in enumerate((first, second)):
-        commands += ["--host", "AB"[index], "env", f"GLOO_SOCKET_IFNAME=cable{index}", *command]
+        commands += ["--node", "AB"[index], "env", f"GLOO_SOCKET_IFNAME=cable{index}", *command]
     done = subprocess.run(
-        [str(ROOT / "tests/launcher/contract/two_hosts"), "--timeout", str(SECONDS), *commands],
+        [str(ROOT / "tests/launcher/contract/two_nodes"), "--timeout", str(SECONDS), *commands],
         capture_output=True,
         text=True,
         timeout=SECONDS + 20,
@@ -92,7 +92,7 @@ def printed(output: str, rank: int) -> tuple[list[int], list[float]]:
 
 @functools.cache
 def of_one_machine() -> list[float]:
-    hosts, losses = printed(on_two_hosts(as_srun_starts(0, 1, *COMMAND, "--runners=2"), ["true"]), 0)
+    hosts, losses = printed(on_two_nodes(as_srun_starts(0, 1, *COMMAND, "--runners=2"), ["true"]), 0)
     assert hosts == [1] * STEPS and losses[0] - losses[-1] > 1
     return losses
 
@@ -112,7 +112,7 @@ def test_two_machines_with_a_runner_each_have_the_losses_of_one_with_two(launche
             commands.append([*launch, "--", sys.executable, *example])
         else:
             commands.append(as_srun_starts(node, 2, *example))
-    output = on_two_hosts(*commands)
+    output = on_two_nodes(*commands)
     # The mean of two gradients has no rounding but that of their sum, which has no order: the bits are the same.
     assert printed(output, 0) == printed(output, 1) == ([2] * STEPS, of_one_machine())
 
@@ -120,13 +120,13 @@ def test_two_machines_with_a_runner_each_have_the_losses_of_one_with_two(launche
 def test_a_machine_with_more_runners_weighs_more() -> None:
     """Two runners and one: the mean of both machines is that of all runners."""
     commands = [as_srun_starts(rank, 2, *COMMAND, f"--runners={2 - rank}") for rank in range(2)]
-    _, losses = printed(on_two_hosts(*commands), 1)
+    _, losses = printed(on_two_nodes(*commands), 1)
     indices = [2 * index for index in range(2 * BATCH)] + [2 * index + 1 for index in range(BATCH)]
     assert losses[0] == pytest.approx(loss_of(small_gpt(), indices).item(), abs=2e-6)
 
 
 def test_the_death_of_a_machine_ends_the_others() -> None:
-    output = on_two_hosts(
+    output = on_two_nodes(
         as_srun_starts(0, 2, *COMMAND, "--runners=1"), as_srun_starts(1, 2, "-c", DYING, *COMMAND[1:], "--runners=1")
     )
     assert "rank 1: exit code 137" in output and "rank 0: exit code 1\n" in output, output
@@ -135,7 +135,7 @@ def test_the_death_of_a_machine_ends_the_others() -> None:
 
 def test_the_other_machine_goes_on_after_a_death() -> None:
     options = ["--runners=1", "--on-host-loss=shrink"]
-    output = on_two_hosts(
+    output = on_two_nodes(
         as_srun_starts(0, 2, *COMMAND, *options), as_srun_starts(1, 2, "-c", DYING, *COMMAND[1:], *options)
     )
     assert "rank 1: exit code 137" in output and "rank 0: exit code 0" in output, output
@@ -148,7 +148,7 @@ def test_the_other_machine_goes_on_after_a_death() -> None:
 
 def test_the_death_of_the_first_machine_ends_the_others_in_any_case() -> None:
     options = ["--runners=1", "--on-host-loss=shrink"]
-    output = on_two_hosts(
+    output = on_two_nodes(
         as_srun_starts(0, 2, "-c", DYING, *COMMAND[1:], *options), as_srun_starts(1, 2, *COMMAND, *options)
     )
     assert "rank 0: exit code 137" in output and "rank 1: exit code 1\n" in output, output
@@ -156,7 +156,7 @@ def test_the_death_of_the_first_machine_ends_the_others_in_any_case() -> None:
 
 def test_two_of_three_go_on_with_the_same_parameters() -> None:
     options = ["--runners=1", "--on-host-loss=shrink", "--timeout=20"]
-    output = on_two_hosts(
+    output = on_two_nodes(
         at_once(as_srun_starts(0, 3, *COMMAND, *options), as_srun_starts(1, 3, "-c", DYING, *COMMAND[1:], *options)),
         as_srun_starts(2, 3, *COMMAND, *options),
     )

@@ -82,8 +82,8 @@ def test_an_exception_is_printed_with_its_device_and_ends_with_17(capfd: Any) ->
     ("variables", "nprocs", "message"),
     [
         ({"ACCELMGR_WORKERS": "worker:0;no port"}, 1, "Bad worker syntax: worker:0;no port"),
-        ({"ACCELMGR_TPU_CONFIG": "w;0;localhost:1", "ACCELMGR_TPU_NUM_DEVICES": "1"}, 2, "each host has 1 devices"),
-        ({"ACCELMGR_WORKERS": "w:0;localhost:1", "ACCELMGR_WORLD_SIZE": "2"}, 1, "hosts is 2 acc.* but 1 according"),
+        ({"ACCELMGR_TPU_CONFIG": "w;0;localhost:1", "ACCELMGR_TPU_NUM_DEVICES": "1"}, 2, "each node has 1 devices"),
+        ({"ACCELMGR_WORKERS": "w:0;localhost:1", "ACCELMGR_WORLD_SIZE": "2"}, 1, "nodes is 2 acc.* but 1 according"),
         ({}, 0, "nprocs is 0"),
     ],
 )

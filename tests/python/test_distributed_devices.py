@@ -1,7 +1,7 @@
 """Tests of tensors on GPUs in accelmgr.distributed. No machine here has one: marked tensors of the CPU stand for them.
 
 CUDA or NCCL is found unusable, so the tensors go through host memory. What goes over NCCL is tested in
-test_distributed_nccl.py, and in C++ (tests/launcher/distributed/device_team_test.cpp).
+test_distributed_nccl.py, and in C++ (tests/launcher/distributed/device_group_test.cpp).
 """
 
 from __future__ import annotations

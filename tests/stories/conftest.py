@@ -98,7 +98,7 @@ class Person:
         return {entry.name for entry in self.folder.iterdir()} - {"small.yaml"}
 
     def reserved_port(self) -> int:
-        """A port of this host that no other process gets until the story ends. A program that sets SO_REUSEADDR may
+        """A port of this node that no other process gets until the story ends. A program that sets SO_REUSEADDR may
         listen there."""
         held = socket.socket()
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -58,13 +58,13 @@ WRONG = {
     "processes in words": (
         f"accelmgr spawn --nprocs two {SPAWN_TRUE}", "--nprocs is 'two'; it must be a whole number from -1 to 4096",
     ),
-    "hosts in words": (
+    "nodes in words": (
         f"accelmgr spawn --nnodes many {SPAWN_TRUE}", "--nnodes is 'many'; it must be a whole number from 1",
     ),
-    "hosts without an address": (
+    "nodes without an address": (
         f"accelmgr spawn --nnodes 2 {SPAWN_TRUE}", "--nnodes is 2, but --rendezvous is empty",
     ),
-    "a host too many": (
+    "a node too many": (
         f"accelmgr spawn --nnodes 2 --node-rank 2 --rendezvous 127.0.0.1:29500 {SPAWN_TRUE}",
         "--node-rank is 2; it must be 0 to 1, because --nnodes is 2",
     ),

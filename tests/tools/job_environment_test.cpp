@@ -21,15 +21,15 @@ const Environment of_srun{{"SLURM_STEP_NUM_TASKS", "3"},
                           {"SLURM_STEP_NODELIST", "gpu[09-11]"},
                           {"SLURM_JOB_ID", "4007"}};
 
-TEST(Hosts, AreReadAsSlurmWritesThem) {
-  EXPECT_THAT(hosts_in("a"), ElementsAre("a"));
-  EXPECT_THAT(hosts_in("a,b-1"), ElementsAre("a", "b-1"));
-  EXPECT_THAT(hosts_in("n[09-11,7],m[1].rack"), ElementsAre("n09", "n10", "n11", "n7", "m1.rack"));
+TEST(Nodes, AreReadAsSlurmWritesThem) {
+  EXPECT_THAT(nodes_in("a"), ElementsAre("a"));
+  EXPECT_THAT(nodes_in("a,b-1"), ElementsAre("a", "b-1"));
+  EXPECT_THAT(nodes_in("n[09-11,7],m[1].rack"), ElementsAre("n09", "n10", "n11", "n7", "m1.rack"));
   for (const auto* list : {"", "a,", "n[1", "n[x]", "n[3-1]", "n[]"})
-    EXPECT_THAT(message_of<ConfigError>([&] { hosts_in(list); }), HasSubstr("not a list of hosts")) << list;
+    EXPECT_THAT(message_of<ConfigError>([&] { nodes_in(list); }), HasSubstr("not a list of nodes")) << list;
 }
 
-TEST(JobOf, SrunHasItsHostsAndTheFirstIsTheRendezvous) {
+TEST(JobOf, SrunHasItsNodesAndTheFirstIsTheRendezvous) {
   EXPECT_EQ(job_of(of_srun), (Job{3, 2, "gpu09:29407", "SLURM_STEP_NUM_TASKS"}));
 }
 
@@ -48,7 +48,7 @@ TEST(JobOf, MpiHasItsRanksAndNoRendezvous) {
 }
 
 TEST(JobOf, MpirunInAJobOfSlurmHasTheRanksOfMpi) {
-  auto daemons = of_srun;  // mpirun has started its daemons with srun; the one on its own host not.
+  auto daemons = of_srun;  // mpirun has started its daemons with srun; the one on its own node not.
   daemons["OMPI_COMM_WORLD_SIZE"] = "4";
   daemons["OMPI_COMM_WORLD_RANK"] = "3";
   daemons["OMPI_COMM_WORLD_LOCAL_SIZE"] = "1";
@@ -62,7 +62,7 @@ TEST(JobOf, MpirunInAJobOfSlurmHasTheRanksOfMpi) {
   EXPECT_EQ(job_of(hydra), job_of(of_srun));
 }
 
-TEST(JobOf, NodeZeroIsTheFirstHostOfTheListAlsoWhereItHasNotTaskZero) {
+TEST(JobOf, NodeZeroIsTheFirstNodeOfTheListAlsoWhereItHasNotTaskZero) {
   auto dealt = of_srun;
   dealt["SLURM_NODEID"] = "0";
   EXPECT_EQ(job_of(dealt)->node_rank, 0);
@@ -84,7 +84,7 @@ TEST(JobOf, AVariableThatIsMissingOrOutOfRangeIsNamedWithWhatWouldBeRight) {
               HasSubstr("SLURM_PROCID=-1: it must be a whole number, 0 or more"));
 }
 
-TEST(JobOf, SeveralProcessesOnAHostAreRefused) {
+TEST(JobOf, SeveralProcessesOnANodeAreRefused) {
   auto crowded = of_srun;
   crowded["SLURM_STEP_NUM_TASKS"] = "6";
   EXPECT_THAT(message_of<ConfigError>([&] { job_of(crowded); }), HasSubstr("--ntasks-per-node=1"));

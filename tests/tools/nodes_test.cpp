@@ -178,7 +178,7 @@ TEST_F(TwoNodes, WhoWasStoppedItselfBlamesNobody) {
   EXPECT_EQ(a.look().kind, Kind::running);
 }
 
-TEST_F(TwoNodes, StartAgainWhenNoProcessIsLeftOnAnyHost) {
+TEST_F(TwoNodes, StartAgainWhenNoProcessIsLeftOnAnyNode) {
   meet();
   a.report_failed(failure_of_rank(0));
   a.report_ended({.later = {failure_of_rank(1)}, .ended = 0});
@@ -261,9 +261,9 @@ TEST_F(ElasticNodes, AreWaitedForUntilTheTimeoutAndThenEnoughSuffice) {
 
 TEST_F(ElasticNodes, WithTooFewEndWithAnErrorThatSaysSo) {
   EXPECT_FALSE(a.meet(false));
-  EXPECT_THAT(a.missing("alpha:29500", 60).what(), AllOf(HasSubstr("1 of at least 2 hosts (--nnodes 2:3)"),
+  EXPECT_THAT(a.missing("alpha:29500", 60).what(), AllOf(HasSubstr("1 of at least 2 nodes (--nnodes 2:3)"),
                                                          HasSubstr("60 s"), HasSubstr("host alpha")));
-  EXPECT_THAT(message_of<SessionError>([&] { b.meet(); }), HasSubstr("1 of at least 2 hosts"));
+  EXPECT_THAT(message_of<SessionError>([&] { b.meet(); }), HasSubstr("1 of at least 2 nodes"));
 }
 
 TEST_F(ElasticNodes, GoOnWithoutALostOne) {
@@ -327,7 +327,7 @@ TEST_F(ElasticNodes, LeaveOneOutForWhomThereIsNoPlaceOrNoRestart) {
   EXPECT_FALSE(fourth.meet());
   live({&a, &b, &c}, 2);
   EXPECT_EQ(a.look().kind, Kind::running);
-  EXPECT_THAT(fourth.missing("alpha:29500", 60).what(), HasSubstr("has not taken this host within 60 s"));
+  EXPECT_THAT(fourth.missing("alpha:29500", 60).what(), HasSubstr("has not taken this node within 60 s"));
 
   StoreInMemory another;
   std::swap(store.values, another.values);
@@ -344,10 +344,10 @@ TEST_F(ElasticNodes, TheOneInWhosePlaceAnotherCameIsToldSo) {
   live({&a, &b}, Nodes::lost_after_s + 1);  // c is stopped for so long.
   const auto outcome = c.look();
   EXPECT_EQ(outcome.kind, Kind::stopped);
-  EXPECT_THAT(outcome.failure.what, HasSubstr("the others go on without this host"));
+  EXPECT_THAT(outcome.failure.what, HasSubstr("the others go on without this node"));
 }
 
-TEST_F(ElasticNodes, AHostThatIsDoneIsNotLost) {
+TEST_F(ElasticNodes, ANodeThatIsDoneIsNotLost) {
   meet();
   c.report_done();
   live({&a, &b}, 2 * Nodes::lost_after_s);
@@ -366,7 +366,7 @@ TEST_F(ElasticNodes, OneThatLeavesWhileTooFewAreThereDoesNotCount) {
   c.leave(base::Deadline::at_ns(0));
   EXPECT_FALSE(a.begin(1, nothing));
   a.give_up(a.missing("alpha:29500", 60));
-  EXPECT_THAT(a.stopped()->what, HasSubstr("1 of at least 2 hosts"));
+  EXPECT_THAT(a.stopped()->what, HasSubstr("1 of at least 2 nodes"));
 }
 
 TEST_F(ElasticNodes, OneThatContradictsThemDoesNotStopThem) {
@@ -388,7 +388,7 @@ TEST_F(ElasticNodes, OneThatComesAtTheEndIsToldThatItIsOver) {
   for (auto* n : {&a, &b, &c}) n->report_done();
   EXPECT_EQ(a.look().kind, Kind::done);
   EXPECT_THAT(message_of<SessionError>([&] { fourth.meet(); }),
-              HasSubstr("ended before this host could join"));
+              HasSubstr("ended before this node could join"));
 }
 
 TEST(OneNode, IsAWorldOfItsOwn) {

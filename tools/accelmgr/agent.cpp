@@ -48,9 +48,9 @@ bool same_process(const Failure& a, const Failure& b) {
 
 }  // namespace
 
-Agent::Agent(AgentOptions options, launch::HostInfo host_info)
-    : options_(std::move(options)), host_info_(std::move(host_info)), signals_(loop_), timer_(loop_) {
-  spec_ = launch::resolve(options_.launch, host_info_);
+Agent::Agent(AgentOptions options, launch::NodeInfo node_info)
+    : options_(std::move(options)), node_info_(std::move(node_info)), signals_(loop_), timer_(loop_) {
+  spec_ = launch::resolve(options_.launch, node_info_);
   for (const auto& warning : spec_.warnings) base::log().warn("{}", warning);
   if (!options_.log_directory.empty()) make_log_folder(options_.log_directory);
 }
@@ -108,7 +108,7 @@ void Agent::open_store() {
             .nprocs = spec_.nprocs,
             .max_restarts = options_.max_restarts,
             .backend = spec_.backend,
-            .host = host_info_.hostname,
+            .host = node_info_.hostname,
             .pid = getpid()};
   NodeEvents events{.met = [this](World world) { met(std::move(world)); },
                     .outcome = [this](Nodes::Outcome o) { outcome(std::move(o)); },
@@ -147,13 +147,13 @@ void Agent::start_attempt() {
   asked_ = killed_ = false;
   state_ = State::running;
   try {
-    // An elastic world may have more hosts than that of the attempt before.
+    // An elastic world may have more nodes than that of the attempt before.
     world_memory_ = spec_.nnodes == 1 && spec_.backend == "shm"
                         ? collective::shm::create_world(spec_.world_size)
                         : base::UniqueFd();
-    ranks_->start(spec_, host_info_, ports_, {attempt_, environment()});
+    ranks_->start(spec_, node_info_, ports_, {attempt_, environment()});
   } catch (const Error& error) {
-    // Reported as a failure of this host, so that the other hosts learn the cause.
+    // Reported as a failure of this node, so that the other nodes learn the cause.
     fail(own_failure(error.what()));
   }
 }
@@ -173,9 +173,9 @@ void Agent::met(World world) {
     }
     launch.world_size = world_->size();
     launch.rank_offset = world_->rank_offset(world_->node_rank);
-    const auto port = std::exchange(spec_, launch::resolve(launch, host_info_)).master_port;
+    const auto port = std::exchange(spec_, launch::resolve(launch, node_info_)).master_port;
     spec_.master_port = port;
-    ports_ = launch::bind_worker_ports(spec_, host_info_);
+    ports_ = launch::bind_worker_ports(spec_, node_info_);
   } catch (const Error&) {
     problem_ = std::current_exception();
     return finish(exit_lost);
@@ -266,7 +266,7 @@ void Agent::signalled(int number) {
 Failure Agent::own_failure(std::string what, int signal) const {
   Failure failure{.time_s = seconds_since_1970(), .pid = getpid(), .what = std::move(what)};
   failure.node_rank = spec_.node_rank;
-  failure.host = host_info_.hostname;
+  failure.host = node_info_.hostname;
   ipc::set_exit(failure, signal);
   return failure;
 }
@@ -317,7 +317,7 @@ void Agent::if_all_have_ended() {
   if (state_ != State::ending || ranks_->running() > 0) return;
   const bool failed = own_ || (outcome_ && outcome_->kind == Nodes::Outcome::Kind::failed);
   if (signal_ != 0) return failed ? report_failure() : report_stop();
-  if (!outcome_) return;  // Wait for the store to say which failure of all hosts was the first.
+  if (!outcome_) return;  // Wait for the store to say which failure of all nodes was the first.
   timer_.cancel();
   if (outcome_->kind == Nodes::Outcome::Kind::stopped) return report_outcome();
   settle();

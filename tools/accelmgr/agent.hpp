@@ -1,14 +1,14 @@
-// The agent of `accelmgr spawn` on one host. It meets the agents of the other hosts, starts the processes of
-// this host, and makes sure that the processes of all hosts end together.
+// The agent of `accelmgr spawn` on one node. It meets the agents of the other nodes, starts the processes of
+// this node, and makes sure that the processes of all nodes end together.
 //
 // clang-format off
 //   | state     | waits until                      | next                                                |
 //   |-----------|----------------------------------|-----------------------------------------------------|
-//   | meeting   | agents of enough hosts are here  | running                                             |
-//   | running   | processes end, here or elsewhere | ending: one failed, hosts changed, or a signal came; |
+//   | meeting   | agents of enough nodes are here  | running                                             |
+//   | running   | processes end, here or elsewhere | ending: one failed, nodes changed, or a signal came; |
 //   |           |                                  | over: all done                                      |
 //   | ending    | all processes here have ended    | settling; over: no restart can help                 |
-//   | settling  | no process is left on any host   | beginning: a restart is left; over: none is left    |
+//   | settling  | no process is left on any node   | beginning: a restart is left; over: none is left    |
 //   | beginning | node 0 has made the next world   | running: the next attempt                           |
 //   | over      |                                  |                                                     |
 // clang-format on
@@ -25,8 +25,8 @@
 #include <string>
 #include <vector>
 
-#include "launcher/launch/plan/host_info.hpp"
 #include "launcher/launch/plan/launch_spec.hpp"
+#include "launcher/launch/plan/node_info.hpp"
 #include "launcher/launch/run/ports.hpp"
 #include "local_ranks.hpp"
 #include "node_link.hpp"
@@ -40,7 +40,7 @@ struct AgentOptions {
   bool prefix = true;
   std::filesystem::path log_directory = {};  ///< May be empty.
   int max_restarts = 0;
-  int min_nodes = 0;  ///< The world may shrink to this many hosts; 0: its size is fixed.
+  int min_nodes = 0;  ///< The world may shrink to this many nodes; 0: its size is fixed.
   double rendezvous_timeout_s = 60;
   std::string run_id = {};  ///< TORCHELASTIC_RUN_ID of the processes; empty: a unique one is made.
 };
@@ -48,14 +48,14 @@ struct AgentOptions {
 class Agent {
  public:
   /// Invalid options throw ConfigError, before any process is started or port is bound.
-  Agent(AgentOptions options, launch::HostInfo host_info);
+  Agent(AgentOptions options, launch::NodeInfo node_info);
 
   struct Result {
     int exit_code = 0;
     /// False: a thread hangs in a call to the store. The program must end without destructors.
     bool clean = true;
   };
-  /// Blocks until the launch is over. May be called once. Throws ConfigError and SessionError if the hosts do
+  /// Blocks until the launch is over. May be called once. Throws ConfigError and SessionError if the nodes do
   /// not meet.
   Result run();
 
@@ -91,7 +91,7 @@ class Agent {
   Failure own_failure(std::string what, int signal = 0) const;
 
   AgentOptions options_;
-  launch::HostInfo host_info_;
+  launch::NodeInfo node_info_;
   launch::LaunchSpec spec_;
   launch::WorkerPorts ports_;
   Terminal terminal_;
@@ -99,14 +99,14 @@ class Agent {
   boost::asio::signal_set signals_;
   boost::asio::steady_timer timer_;
   std::unique_ptr<LocalRanks> ranks_;
-  base::UniqueFd world_memory_;  ///< For collectives of the ranks on one host; new for each attempt.
+  base::UniqueFd world_memory_;  ///< For collectives of the ranks on one node; new for each attempt.
   std::unique_ptr<NodeLink> link_;
 
   State state_ = State::meeting;
   std::optional<World> world_;
   int attempt_ = 0;
   int signal_ = 0;              ///< The last signal that asked the program to end; 0: none.
-  std::optional<Failure> own_;  ///< The first failure on this host, in this attempt.
+  std::optional<Failure> own_;  ///< The first failure on this node, in this attempt.
   std::optional<Nodes::Outcome> outcome_;
   EndedNode ended_;
   bool asked_ = false;             ///< The processes were asked to end.

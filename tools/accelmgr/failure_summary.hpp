@@ -11,7 +11,7 @@
 
 namespace accelmgr::program {
 
-/// For the agents of the hosts, which exchange failures.
+/// For the agents of the nodes, which exchange failures.
 nlohmann::json to_json(const Failure& failure);
 /// Throws nlohmann::json's exceptions if `json` is not a failure.
 Failure failure_from(const nlohmann::json& json);

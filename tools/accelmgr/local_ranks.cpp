@@ -15,7 +15,7 @@
 #include "base/errno_text.hpp"
 #include "base/ipc/process.hpp"
 #include "base/timing.hpp"
-#include "launcher/launch/plan/environment.hpp"
+#include "launcher/launch/plan/child_environment.hpp"
 #include "launcher/launch/plan/variables.hpp"
 
 namespace accelmgr::program {
@@ -71,15 +71,15 @@ LocalRanks::LocalRanks(boost::asio::io_context& loop, launch::Spawner spawner, T
 
 // ---- Starting ----
 
-void LocalRanks::start(const launch::LaunchSpec& spec, const launch::HostInfo& host_info,
+void LocalRanks::start(const launch::LaunchSpec& spec, const launch::NodeInfo& node_info,
                        const launch::WorkerPorts& ports, const Attempt& attempt) {
-  host_ = host_info.hostname;
+  host_ = node_info.hostname;
   node_rank_ = spec.node_rank;
   ranks_.clear();
   for (int local_rank = 0; local_rank < spec.nprocs; ++local_rank) {
     ranks_.emplace_back();
     try {
-      start_rank(local_rank, spec, host_info, ports, attempt);
+      start_rank(local_rank, spec, node_info, ports, attempt);
     } catch (...) {
       ranks_.pop_back();  // This rank was not started; the ones before it were.
       throw;
@@ -87,7 +87,7 @@ void LocalRanks::start(const launch::LaunchSpec& spec, const launch::HostInfo& h
   }
 }
 
-void LocalRanks::start_rank(int local_rank, const launch::LaunchSpec& spec, const launch::HostInfo& host_info,
+void LocalRanks::start_rank(int local_rank, const launch::LaunchSpec& spec, const launch::NodeInfo& node_info,
                             const launch::WorkerPorts& ports, const Attempt& attempt) {
   auto& rank = ranks_[static_cast<std::size_t>(local_rank)];
   rank.rank = spec.rank(local_rank);
@@ -95,7 +95,7 @@ void LocalRanks::start_rank(int local_rank, const launch::LaunchSpec& spec, cons
   launch::Task task;
   task.rank = rank.rank;
   task.program = settings_.program;
-  task.environment = launch::child_environment(spec, local_rank, host_info);
+  task.environment = launch::child_environment(spec, local_rank, node_info);
   for (const auto& [name, value] : attempt.environment) task.environment[name] = value;
   task.environment[launch::variable::error_file] = make_error_file(rank);
   task.environment["ROLE_RANK"] = task.environment[launch::variable::rank];

@@ -1,4 +1,4 @@
-// The processes of one host in one attempt: starts them, forwards their output and reports their ends.
+// The processes of one node in one attempt: starts them, forwards their output and reports their ends.
 #pragma once
 
 #include <boost/asio/io_context.hpp>
@@ -14,8 +14,8 @@
 #include "base/unique_fd.hpp"
 #include "engine/manager/descriptor_watch.hpp"
 #include "failure_summary.hpp"
-#include "launcher/launch/plan/host_info.hpp"
 #include "launcher/launch/plan/launch_spec.hpp"
+#include "launcher/launch/plan/node_info.hpp"
 #include "launcher/launch/run/ports.hpp"
 #include "launcher/launch/run/spawner.hpp"
 #include "rank_output.hpp"
@@ -49,7 +49,7 @@ class LocalRanks {
 
   /// Call it when no process of the last attempt is left. Throws SystemError, SessionError if the fork server
   /// is gone, ConfigError if a folder for the output cannot be made.
-  void start(const launch::LaunchSpec& spec, const launch::HostInfo& host_info,
+  void start(const launch::LaunchSpec& spec, const launch::NodeInfo& node_info,
              const launch::WorkerPorts& ports, const Attempt& attempt);
 
   /// The number of processes whose end has not been reported.
@@ -80,7 +80,7 @@ class LocalRanks {
     std::optional<ipc::Ended> end;
   };
 
-  void start_rank(int local_rank, const launch::LaunchSpec& spec, const launch::HostInfo& host_info,
+  void start_rank(int local_rank, const launch::LaunchSpec& spec, const launch::NodeInfo& node_info,
                   const launch::WorkerPorts& ports, const Attempt& attempt);
   void make_outputs(Rank& rank, int attempt);
   std::string make_error_file(Rank& rank);

@@ -46,7 +46,7 @@ struct NodeLink::Shared : std::enable_shared_from_this<Shared> {
         rendezvous_timeout_s(timeout_s),
         events(std::move(e)) {}
 
-  /// For the hosts of a world. Node 0 decides at its end whether an elastic world has enough; the others wait
+  /// For the nodes of a world. Node 0 decides at its end whether an elastic world has enough; the others wait
   /// for that.
   double patience_s() const {
     return rendezvous_timeout_s + (self.is_elastic() && self.node_rank != 0 ? Nodes::lost_after_s : 0);

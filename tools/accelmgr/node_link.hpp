@@ -1,4 +1,4 @@
-// The thread in which an agent talks to the agents of the other hosts, so that its event loop never waits for
+// The thread in which an agent talks to the agents of the other nodes, so that its event loop never waits for
 // the store.
 #pragma once
 
@@ -19,7 +19,7 @@ namespace accelmgr::program {
 struct NodeEvents {
   std::function<void(World)> met;               ///< At first, and after begin().
   std::function<void(Nodes::Outcome)> outcome;  ///< Of an attempt, or of the launch (stopped); never running.
-  std::function<void(EndedNode)> all_ended;     ///< After NodeLink::ended(): no process is left on any host.
+  std::function<void(EndedNode)> all_ended;     ///< After NodeLink::ended(): no process is left on any node.
   std::function<void(std::exception_ptr)> broken;  ///< The last event: no world, or the store is lost.
 };
 
@@ -36,8 +36,8 @@ class NodeLink {
   NodeLink(const NodeLink&) = delete;
   NodeLink& operator=(const NodeLink&) = delete;
 
-  // Reports to the other hosts. After failed() the event `outcome` comes; it may carry an earlier failure of
-  // another host.
+  // Reports to the other nodes. After failed() the event `outcome` comes; it may carry an earlier failure of
+  // another node.
   void failed(Failure failure);
   void done();
   void stop(Failure why);

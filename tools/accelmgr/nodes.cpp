@@ -55,7 +55,7 @@ std::string range(const Node& node) {
 /// How two agents contradict each other; empty if they do not.
 std::string difference(int a_rank, const Node& a, int b_rank, const Node& b) {
   const auto differ = [&](const char* option, const auto& ours, const auto& theirs) {
-    return fmt::format("the hosts contradict each other: {} was started with {} {}, {} with {} {}",
+    return fmt::format("the nodes contradict each other: {} was started with {} {}, {} with {} {}",
                        name_of(a_rank, a), option, ours, name_of(b_rank, b), option, theirs);
   };
   if (range(a) != range(b)) return differ("--nnodes", range(a), range(b));
@@ -120,7 +120,7 @@ std::optional<World> Nodes::meet(bool longer) {
   const auto attempt = std::stoi(read("latest"));
   auto world = follow(attempt);
   if (!world && store_.has(key(fmt::format("attempt/{}/all_done", attempt))))
-    throw SessionError("the launch ended before this host could join it");
+    throw SessionError("the launch ended before this node could join it");
   return world;
 }
 
@@ -129,7 +129,7 @@ void Nodes::claim_place() {
     agent_ = static_cast<int>(store_.add(key("agents"), 1));
   else if (store_.add(key("claims/" + place_of(agent_)), 1) > 1) {
     const auto other = node_from(nlohmann::json::parse(read(place_of(agent_))));
-    throw ConfigError(fmt::format("--node-rank {} is already taken by host {} (agent of pid {})",
+    throw ConfigError(fmt::format("--node-rank {} is already taken on host {} (agent of pid {})",
                                   self_.node_rank, other.host, other.pid),
                       "launch.node_rank");
   }
@@ -180,7 +180,7 @@ std::optional<World> Nodes::collect(int attempt, bool longer) {
     if (is_candidate(agent)) world.agents.push_back(agent);
   const auto size = static_cast<int>(world.agents.size());
   if (size < (longer ? self_.nnodes : self_.min_nodes)) return std::nullopt;
-  // Hosts of the present world come first; one that has come too late waits for a place.
+  // Nodes of the present world come first; one that has come too late waits for a place.
   std::stable_partition(world.agents.begin(), world.agents.end(), [this](int agent) {
     return std::ranges::find(world_.agents, agent) != world_.agents.end();
   });
@@ -214,8 +214,8 @@ SessionError Nodes::missing(const std::string& address, double waited_s) {
   std::vector<std::string> came, did_not;
   if (self_.is_elastic() && agent_ > 0)
     return SessionError(
-        fmt::format("the launch at {} has not taken this host within {:.3g} s "
-                    "(--rendezvous-timeout): fewer than {} hosts came, or it has {}, or no "
+        fmt::format("the launch at {} has not taken this node within {:.3g} s "
+                    "(--rendezvous-timeout): fewer than {} nodes came, or it has {}, or no "
                     "restart is left",
                     address, waited_s, self_.min_nodes, self_.nnodes));
   const auto numbers = self_.is_elastic() ? store_.add(key("agents"), 0) + 1 : self_.nnodes;
@@ -230,11 +230,11 @@ SessionError Nodes::missing(const std::string& address, double waited_s) {
   const auto what =
       self_.is_elastic()
           ? fmt::format(
-                "{} of at least {} hosts (--nnodes {}) were at {} within {:.3g} s "
+                "{} of at least {} nodes (--nnodes {}) were at {} within {:.3g} s "
                 "(--rendezvous-timeout): {}",
                 came.size(), self_.min_nodes, range(self_), address, waited_s, fmt::join(came, ", "))
           : fmt::format(
-                "not all hosts joined {} within {:.3g} s (--rendezvous-timeout): {} missing; joined: {}",
+                "not all nodes joined {} within {:.3g} s (--rendezvous-timeout): {} missing; joined: {}",
                 address, waited_s, fmt::join(did_not, ", "), fmt::join(came, ", "));
   if (agent_ == 0) store_.set(key("missing"), what);
   return SessionError(what);
@@ -270,7 +270,7 @@ std::optional<Failure> Nodes::stopped() {
   if (!is_lost(agent_)) return std::nullopt;
   return failure_at(
       world_.node_rank, self_,
-      fmt::format("the others go on without this host, which gave no heartbeat for {} s", lost_after_s));
+      fmt::format("the others go on without this node, which gave no heartbeat for {} s", lost_after_s));
 }
 
 void Nodes::beat() {
@@ -290,7 +290,7 @@ bool Nodes::has_heartbeat(int agent) {
   return static_cast<double>(now - beat.changed_ns) < lost_after_s * 1e9;
 }
 
-/// Hosts that have nothing more to do in this state are not lost.
+/// Nodes that have nothing more to do in this state are not lost.
 void Nodes::watch_the_others(const std::string& except_who_has) {
   for (std::size_t place = 1; place < world_.agents.size(); ++place) {
     const int agent = world_.agents[place];

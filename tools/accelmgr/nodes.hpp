@@ -1,12 +1,12 @@
-// The protocol by which the agents of several hosts agree through a store. A single host uses it too.
+// The protocol by which the agents of several nodes agree through a store. A single node uses it too.
 //
 //   meet()          each agent describes itself; node 0 compares the agents and publishes the world
-//   an attempt      report_failed(): the first failure of all hosts is the one that is reported
-//                   report_done(): all processes of this host have succeeded
+//   an attempt      report_failed(): the first failure of all nodes is the one that is reported
+//                   report_done(): all processes of this node have succeeded
 //                   look() returns the outcome: running, failed, changed, done or stopped
-//   report_ended()  after a failure or a change, when no process of this host is left; all_ended() collects
+//   report_ended()  after a failure or a change, when no process of this node is left; all_ended() collects
 //   all
-//                   hosts
+//                   nodes
 //   begin()         begins the next attempt; node 0 first erases the keys of the programs
 //   leave()         node 0, which serves the store, leaves last
 //
@@ -55,13 +55,13 @@ struct World {
   std::vector<int> agents = {};  ///< Their numbers.
   int attempt = 0;
   int node_rank = 0;        ///< Of this agent.
-  std::string run_id = {};  ///< The same on all hosts; unique to this run.
+  std::string run_id = {};  ///< The same on all nodes; unique to this run.
 
   int size() const;
   int rank_offset(int node_rank) const;
 };
 
-/// The processes of a host that ended after the first failure.
+/// The processes of a node that ended after the first failure.
 struct EndedNode {
   std::vector<Failure> later = {};  ///< Processes that failed by themselves.
   int ended = 0;                    ///< The number of processes that the agent ended.
@@ -76,7 +76,7 @@ class Nodes {
   Nodes(collective::Store& store, Node self, std::int64_t (*now_ns)() = &base::now_ns);
 
   /// The world; nullopt while agents are missing. An elastic world needs all nnodes agents, or min_nodes if
-  /// the caller does not want to wait any `longer`. Throws ConfigError on all hosts if two agents contradict
+  /// the caller does not want to wait any `longer`. Throws ConfigError on all nodes if two agents contradict
   /// each other, and names them; SessionError if node 0 has given up waiting. An agent whose node rank is
   /// taken also gets a ConfigError, and so does one that contradicts an elastic world; the others do not.
   std::optional<World> meet(bool longer = true);
@@ -84,27 +84,27 @@ class Nodes {
   /// node 0 it also tells the other agents.
   SessionError missing(const std::string& address, double waited_s);
 
-  /// After begin() has waited too long: node 0 stops all hosts, another agent throws `why`.
+  /// After begin() has waited too long: node 0 stops all nodes, another agent throws `why`.
   void give_up(const SessionError& why);
 
   struct Outcome {
-    /// changed: a host of an elastic world was lost, or another one came.
+    /// changed: a node of an elastic world was lost, or another one came.
     enum class Kind { running, failed, changed, done, stopped } kind = Kind::running;
-    Failure failure = {};  ///< If failed or stopped: the first one of all hosts; if changed: what has.
+    Failure failure = {};  ///< If failed or stopped: the first one of all nodes; if changed: what has.
   };
   /// The outcome of this attempt so far. Also sends a heartbeat; on node 0 it watches the other heartbeats.
   Outcome look();
   /// Sends a heartbeat, where no other call does.
   void beat();
-  /// The reason why all hosts, or this one, must stop for good; nullopt if they need not.
+  /// The reason why all nodes, or this one, must stop for good; nullopt if they need not.
   std::optional<Failure> stopped();
 
   void report_failed(const Failure& failure);
   void report_done();
-  /// Stops all hosts for good: after a signal, or an error that a new attempt cannot mend.
+  /// Stops all nodes for good: after a signal, or an error that a new attempt cannot mend.
   void stop(const Failure& why);
   void report_ended(const EndedNode& ended);
-  /// The sum of all hosts' reports, failures in the order of time; nullopt while a report is missing.
+  /// The sum of all nodes' reports, failures in the order of time; nullopt while a report is missing.
   std::optional<EndedNode> all_ended();
 
   /// The world of the attempt; nullopt if node 0 has not begun it, for which an elastic world needs min_nodes

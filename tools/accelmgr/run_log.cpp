@@ -38,7 +38,7 @@ std::string cpu_model() {
   return "unknown";
 }
 
-ordered_json host_info() {
+ordered_json about_machine() {
   utsname system{};
   uname(&system);
   return {{"cpu", cpu_model()},
@@ -182,7 +182,7 @@ void RunLog::run(const Config& config, const Summary& summary, const Manager& ma
                      {"runner", config.runners.threads > 0 ? config.runners.threads
                                                            : std::max(1, cores / config.nprocs)}}},
                    {"versions", {{"accelmgr", ACCELMGR_VERSION}, {"torch", ACCELMGR_TORCH_VERSION}}},
-                   {"machine", host_info()},
+                   {"machine", about_machine()},
                    {"session_bytes", statistics.session_bytes},
                    {"peak_memory_bytes", peak},
                    {"configuration", config::to_yaml(config)}};

@@ -54,7 +54,7 @@ std::string in_flags(const std::string& text, const config::LoadedConfig& loaded
   return loaded.with_names(std::regex_replace(text, names, "$1launch.$2$3"));
 }
 
-/// Prints the launch section of the configuration, then the launch spec that follows from it on this host.
+/// Prints the launch section of the configuration, then the launch spec that follows from it on this node.
 void print_config(const config::LoadedConfig& loaded, const launch::LaunchSpec& spec) {
   const auto all = config::show(loaded);
   for (std::size_t at = 0; at < all.size();) {
@@ -68,44 +68,44 @@ void print_config(const config::LoadedConfig& loaded, const launch::LaunchSpec& 
 
 int spawn(const SpawnArguments& arguments, const config::LoadedConfig& loaded) {
   const auto& config = loaded.config.launch;
-  const auto host_info = launch::this_host();
+  const auto node_info = launch::this_node();
   auto options = launch::options_of(loaded.config);
-  if (arguments.print_config) print_config(loaded, launch::resolve(options, host_info));
+  if (arguments.print_config) print_config(loaded, launch::resolve(options, node_info));
   if (arguments.program.empty()) {
     if (arguments.print_config) return exit_done;
     throw ConfigError("PROGRAM is missing: accelmgr spawn [options] -- PROGRAM ARGS");
   }
   check_file_limit(32);
   Agent agent({.launch = std::move(options),
-               .program = command_of(arguments, host_info.environment),
+               .program = command_of(arguments, node_info.environment),
                .prefix = !arguments.no_prefix,
                .log_directory = config.log_directory,
                .max_restarts = config.max_restarts,
                .min_nodes = config.min_nodes,
                .rendezvous_timeout_s = config.rendezvous_timeout,
                .run_id = arguments.torchrun.run_id},
-              host_info);
+              node_info);
   const auto [exit_code, clean] = agent.run();
   if (!clean) std::_Exit(checked_output(exit_code));
   return exit_code;
 }
 
-/// Without --nnodes, or with a range, the hosts are those of the job of SLURM or MPI, if there is one.
+/// Without --nnodes, or with a range, the nodes are those of the job of SLURM or MPI, if there is one.
 config::LoadedConfig load_in_job(const SpawnArguments& arguments) {
   auto config = with_torchrun(arguments.config, arguments.torchrun);
   auto loaded = load(config);
   const auto is_open = [&](const char* key) { return loaded.sources.at(key) == "default"; };
-  const bool is_range = loaded.config.launch.min_nodes > 0;  // The number of this host is still to be found.
+  const bool is_range = loaded.config.launch.min_nodes > 0;  // The number of this node is still to be found.
   if ((!is_open("launch.nnodes") && !is_range) || arguments.torchrun.standalone) return loaded;
-  const auto job = job_of(launch::this_host().environment);
+  const auto job = job_of(launch::this_node().environment);
   if (!job) return loaded;
   const auto set = [&](const char* key, const std::string& value) {
     if (is_open(key) && !value.empty())
       config.settings.push_back({.assignment = fmt::format("{}={}", key, value), .where = job->variable});
   };
   if (job->rendezvous.empty() && is_open("launch.rendezvous") && is_open("launch.workers"))
-    throw ConfigError(fmt::format("{} is {}, but it is not known where these hosts meet: add --rendezvous "
-                                  "HOST:PORT, an address of the host with rank 0, or set --nnodes",
+    throw ConfigError(fmt::format("{} is {}, but it is not known where these nodes meet: add --rendezvous "
+                                  "HOST:PORT, an address of the node with rank 0, or set --nnodes",
                                   job->variable, job->nnodes),
                       "launch.rendezvous");
   set("launch.nnodes", std::to_string(job->nnodes));
@@ -128,17 +128,17 @@ void add_launch_options(CLI::App& command, ConfigArguments& config) {
   const auto option = [&](const std::string& name, const std::string& key, const std::string& help) {
     return add_key_option(command, config, both_spellings(name), "launch." + key, help);
   };
-  option("--nprocs", "nprocs", "Processes on this host; -1: one for each visible GPU, or core")
+  option("--nprocs", "nprocs", "Processes on this node; -1: one for each visible GPU, or core")
       ->type_name("N");
   option("--nnodes", "nnodes",
-         "Hosts; with MIN:MAX the launch goes on with those that are left, at least MIN, and takes new ones "
+         "Nodes; with MIN:MAX the launch goes on with those that are left, at least MIN, and takes new ones "
          "up to "
          "MAX")
       ->type_name("N|MIN:MAX");
-  option("--node-rank", "node_rank", "Number of this host, from 0")->type_name("R");
-  option("--rendezvous", "rendezvous", "Where the hosts meet: an address of node 0")->type_name("HOST:PORT");
+  option("--node-rank", "node_rank", "Number of this node, from 0")->type_name("R");
+  option("--rendezvous", "rendezvous", "Where the nodes meet: an address of node 0")->type_name("HOST:PORT");
   option("--backend", "backend", "Backend of collectives: auto, serial, shm, gloo, nccl")->type_name("B");
-  option("--interface", "interface", "Network interface at which ranks of several hosts connect")
+  option("--interface", "interface", "Network interface at which ranks of several nodes connect")
       ->type_name("NAME");
   option("--gpus", "gpus", "GPUs by their absolute ids, one for each process")->type_name("LIST");
   option("--start-method", "start_method",
@@ -154,7 +154,7 @@ void add_launch_options(CLI::App& command, ConfigArguments& config) {
          "Seconds after which a collective of accelmgr gives up; groups of torch.distributed have their own: "
          "init_process_group(timeout=...)")
       ->type_name("S");
-  option("--rendezvous-timeout", "rendezvous_timeout", "Seconds within which all hosts must have joined")
+  option("--rendezvous-timeout", "rendezvous_timeout", "Seconds within which all nodes must have joined")
       ->type_name("S");
   option("--terminate-timeout", "terminate_timeout",
          "Seconds from asking processes to end until they are killed")
@@ -187,7 +187,7 @@ void add_spawn(CLI::App& app, Action& action, const std::optional<std::vector<st
       "accelmgr spawn [OPTIONS] -- PROGRAM ARGS\n\n"
       "Each process gets RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, GROUP_RANK, MASTER_ADDR, "
       "MASTER_PORT and the other\nvariables of torchrun; a program that uses torch.distributed with env:// "
-      "runs unchanged. When one fails, on any host,\nall are ended; the exit code is that of the first "
+      "runs unchanged. When one fails, on any node,\nall are ended; the exit code is that of the first "
       "failure, "
       "or 128 plus the number of its signal. Ctrl-C is forwarded; a\nsecond one kills.\n"
       "Standard input goes to rank 0 if it is a file or a pipe; other ranks, and all ranks at a terminal, "

@@ -30,7 +30,7 @@ constexpr Refused refused[] = {
     {"--event-log-handler", "leave it out: a failure is reported in accelmgr-error.json"},
     {"--role", "leave it out: all processes have the role `default`"},
     {"--run-path", "leave it out: python3 runs a PROGRAM that ends in .py"},
-    {"--local-addr", "leave it out: hosts meet at the address that --rendezvous names"},
+    {"--local-addr", "leave it out: nodes meet at the address that --rendezvous names"},
     {"--numa-binding", "put numactl in front of PROGRAM"},
     {"--signals-to-handle",
      "leave it out: SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2 and others are forwarded"},
@@ -62,7 +62,7 @@ std::string with_port(const std::string& endpoint, const std::string& port) {
 void check_backend(const std::string& backend) {
   if (backend != "c10d" && backend != "static")
     throw ConfigError(
-        fmt::format("--rdzv-backend is '{}'; hosts meet at node 0, as with c10d and static: leave it "
+        fmt::format("--rdzv-backend is '{}'; nodes meet at node 0, as with c10d and static: leave it "
                     "out, and use --rendezvous HOST:PORT",
                     backend));
 }
@@ -86,7 +86,7 @@ void add_torchrun_options(CLI::App& command, ConfigArguments& config, TorchrunAr
   };
   command.add_flag("-m,--module", arguments.module, "PROGRAM is a Python module, as for python3 -m")
       ->group(group);
-  command.add_flag("--standalone", arguments.standalone, "One host and a free port, as without this option")
+  command.add_flag("--standalone", arguments.standalone, "One node and a free port, as without this option")
       ->group(group);
   option(
       "--nproc-per-node",
@@ -99,7 +99,7 @@ void add_torchrun_options(CLI::App& command, ConfigArguments& config, TorchrunAr
         arguments.asks_for_place = true;
         set("launch.rendezvous", "--rdzv-endpoint", with_port(endpoint, rendezvous_port));
       },
-      "The same as --rendezvous; with several hosts each also needs its --node-rank")
+      "The same as --rendezvous; with several nodes each also needs its --node-rank")
       ->type_name("HOST[:PORT]");
   option(
       "--rdzv-id", [&arguments](const std::string& id) { arguments.run_id = id; },
@@ -109,7 +109,7 @@ void add_torchrun_options(CLI::App& command, ConfigArguments& config, TorchrunAr
       ->type_name("B");
   option(
       "--master-addr", [&arguments](const std::string& host) { arguments.master_addr = host; },
-      "The host of --rendezvous, with --master-port")
+      "The host name of --rendezvous, with --master-port")
       ->type_name("HOST");
   option(
       "--master-port", [&arguments](const std::string& port) { arguments.master_port = port; },
@@ -147,11 +147,11 @@ void check_torchrun(const TorchrunArguments& arguments, const config::LoadedConf
   const auto nnodes = loaded.config.launch.nnodes;
   if (arguments.standalone && nnodes > 1)
     throw ConfigError(
-        fmt::format("--standalone is for one host, but {} is {}", loaded.name("launch.nnodes"), nnodes));
+        fmt::format("--standalone is for one node, but {} is {}", loaded.name("launch.nnodes"), nnodes));
   if (arguments.asks_for_place && nnodes > 1 && loaded.sources.at("launch.node_rank") == "default")
     throw ConfigError(
-        fmt::format("--node-rank is missing: each of the {} hosts that meet at --rdzv-endpoint needs its "
-                    "number, from 0; node 0 is the host with that address",
+        fmt::format("--node-rank is missing: each of the {} nodes that meet at --rdzv-endpoint needs its "
+                    "number, from 0; node 0 is the node with that address",
                     nnodes));
 }
 

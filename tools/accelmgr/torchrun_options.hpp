@@ -13,10 +13,10 @@ std::string both_spellings(const std::string& name);
 /// Values of torchrun's options that are not keys of the configuration.
 struct TorchrunArguments {
   bool module = false;      ///< PROGRAM is the name of a Python module.
-  bool standalone = false;  ///< One host, and a free port.
+  bool standalone = false;  ///< One node, and a free port.
   std::string run_id;       ///< Empty: one is made.
   std::string master_addr, master_port;
-  bool asks_for_place = false;  ///< The options ask for a rendezvous that assigns node ranks to the hosts.
+  bool asks_for_place = false;  ///< The options ask for a rendezvous that assigns node ranks to the nodes.
 };
 
 /// Adds the options. Those that stand for keys go to `config`, the others to `arguments`. When parsed,

@@ -14,7 +14,7 @@ import re
 import time
 
 from contestants import Failure
-from gpu_machine import about_torch, host
+from gpu_machine import about_machine, about_torch
 from gpu_reports import gpu
 from tables import as_markdown, markdown_table
 
@@ -88,7 +88,7 @@ def machine_of(benchmark):
         torch = about_torch()
     except Failure as failure:
         torch = {"why_no_torch": str(failure)}
-    return {**host(), **torch, **benchmark.get("machine", {})}
+    return {**about_machine(), **torch, **benchmark.get("machine", {})}
 
 
 def machine_table(machine):

@@ -231,27 +231,27 @@ def collectives_groups(quick):
     return [[ours, peer("gloo", "gloo_collectives.py", *quick_flag(quick))]]
 
 
-RENDEZVOUS = "10.77.0.1:29500"  # on the first of the two hosts that tests/launcher/contract/two_hosts makes
+RENDEZVOUS = "10.77.0.1:29500"  # on the first of the two nodes that tests/launcher/contract/two_nodes makes
 
 
-def on_two_hosts(name, program):
-    """A contestant with two ranks on each of two hosts. `accelmgr spawn` starts them there."""
-    command = [contestants.ROOT / "tests/launcher/contract/two_hosts", "--timeout", contestants.TIMEOUT_S]
-    for node, host in enumerate(("A", "B")):
+def on_two_nodes(name, program):
+    """A contestant with two ranks on each of two nodes. `accelmgr spawn` starts them there."""
+    command = [contestants.ROOT / "tests/launcher/contract/two_nodes", "--timeout", contestants.TIMEOUT_S]
+    for node, name_of_node in enumerate(("A", "B")):
         command += [
-            *("--host", host, "env", f"GLOO_SOCKET_IFNAME=cable{node}"),
+            *("--node", name_of_node, "env", f"GLOO_SOCKET_IFNAME=cable{node}"),
             *(RELEASE / "tools" / "accelmgr", "spawn", "--nprocs=2", "--nnodes=2", f"--node-rank={node}"),
             *(f"--rendezvous={RENDEZVOUS}", "--no-prefix", "--", *program),
         ]
     return Contestant(name, lambda: command)
 
 
-def hosts_groups(quick):
-    script = [contestants.torch_python(), BENCH / "peers" / "gloo_hosts.py"]
+def nodes_groups(quick):
+    script = [contestants.torch_python(), BENCH / "peers" / "gloo_nodes.py"]
     return [
         [
-            on_two_hosts("ours", [RELEASE / "tools" / "bench" / "bench_hosts", *quick_flag(quick)]),
-            on_two_hosts("gloo", [*script, *quick_flag(quick)]),
+            on_two_nodes("ours", [RELEASE / "tools" / "bench" / "bench_nodes", *quick_flag(quick)]),
+            on_two_nodes("gloo", [*script, *quick_flag(quick)]),
         ]
     ]
 
@@ -346,10 +346,10 @@ ALL = {
         """Collectives of two ranks between private tensors, a core for each: barrier, all_reduce of 4 B to 256 MiB,
         all_gather of objects. Against torch.distributed over gloo.""",
         3, ["bench_collectives"], collectives_groups, reports.collectives),
-    "hosts": Benchmark(
-        """all_reduce of four ranks, two on each of two hosts (network namespaces of this machine, joined by a virtual
+    "nodes": Benchmark(
+        """all_reduce of four ranks, two on each of two nodes (network namespaces of this machine, joined by a virtual
         cable). Against torch.distributed over gloo with all four in it.""",
-        3, ["bench_hosts", "accelmgr"], hosts_groups, reports.hosts),
+        3, ["bench_nodes", "accelmgr"], nodes_groups, reports.nodes),
     "launch": Benchmark(
         """From the call to all ranks past one barrier, for 2 and 8 ranks: spawn() by its three start methods, and
         programs under `accelmgr spawn`. Against multiprocessing's fork in a process that has torch,

@@ -242,7 +242,7 @@ def cpu_model():
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
-def host_info():
+def about_machine():
     """Describes the machine and the commit that are measured."""
 
     def output_of(*command):

@@ -48,7 +48,7 @@ def about_torch():
     return json.loads(told.splitlines()[-1])
 
 
-def host():
+def about_machine():
     commit = ROOT / "COMMIT"  # of the archive
     query = "name,driver_version,memory.total,pcie.link.gen.max,pcie.link.width.max,clocks.max.sm"
     return {

@@ -370,9 +370,9 @@ def collectives(lines):
     return Report([table], targets)
 
 
-def hosts(lines):
+def nodes(lines):
     measured = Measured(lines)
-    table = Table("all_reduce, two ranks on each of two hosts, us", ["size", "ours", "gloo", "x gloo"])
+    table = Table("all_reduce, two ranks on each of two nodes, us", ["size", "ours", "gloo", "x gloo"])
     targets = []
     for size in measured.values_of("bytes", name="ours"):
         ours, gloo = (measured.get(name, "time", bytes=size) for name in ("ours", "gloo"))

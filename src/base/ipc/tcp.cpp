@@ -83,7 +83,7 @@ base::UniqueFd bind_tcp(const std::string& host, int port) {
                     "free one",
                     port, name));
   if (code == EADDRNOTAVAIL)
-    throw ConfigError(fmt::format("cannot listen at {}: that is not an address of this host", name));
+    throw ConfigError(fmt::format("cannot listen at {}: that is not an address of this node", name));
   if (base::is_shortage(code)) throw SystemError("listening at " + name, code);
   throw ConfigError(fmt::format("cannot listen at {}: {}", name, strerrordesc_np(code)));
 }

@@ -21,7 +21,7 @@ at::Tensor broadcast_tensor(const Members& members, const at::Tensor& tensor, in
         broadcast(members, from, to, src);
       },
       [&](const Array& like, void* to, const OnDevice& where) {
-        return members.device_team().broadcast(like, to, src, where);
+        return members.device_group().broadcast(like, to, src, where);
       });
 }
 

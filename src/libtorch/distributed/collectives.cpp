@@ -24,7 +24,7 @@ at::Tensor reduced(const at::Tensor& tensor, const std::string& op, const GroupA
   return carried(
       in, place(in), [&](const Array& mine, void* out) { all_reduce(members, mine, out, operation); },
       [&](const Array& mine, void* out, const OnDevice& where) {
-        return members.device_team().all_reduce(mine, out, operation, where);
+        return members.device_group().all_reduce(mine, out, operation, where);
       });
 }
 
@@ -53,7 +53,7 @@ at::Tensor all_gather(const at::Tensor& tensor, const GroupArgument& group) {
   return carried(
       in, empty_like(in, shape), [&](const Array& mine, void* out) { all_gather(members, mine, out); },
       [&](const Array& mine, void* out, const OnDevice& where) {
-        return members.device_team().all_gather(mine, out, where);
+        return members.device_group().all_gather(mine, out, where);
       });
 }
 
@@ -72,7 +72,7 @@ at::Tensor reduce_scatter(const at::Tensor& tensor, const std::string& op, const
       in, empty_like(in, shape),
       [&](const Array& mine, void* out) { reduce_scatter(members, mine, out, operation); },
       [&](const Array& mine, void* out, const OnDevice& where) {
-        return members.device_team().reduce_scatter(mine, out, operation, where);
+        return members.device_group().reduce_scatter(mine, out, operation, where);
       });
 }
 
@@ -81,7 +81,7 @@ at::Tensor exchange_blocks(const at::Tensor& tensor, const Members& members) {
   return carried(
       in, empty_like(in, in.sizes()), [&](const Array& mine, void* out) { all_to_all(members, mine, out); },
       [&](const Array& mine, void* out, const OnDevice& where) {
-        return members.device_team().all_to_all(mine, out, where);
+        return members.device_group().all_to_all(mine, out, where);
       });
 }
 

@@ -6,7 +6,7 @@
 #include <functional>
 #include <string_view>
 
-#include "launcher/distributed/arrays/device_team.hpp"
+#include "launcher/distributed/arrays/device_group.hpp"
 #include "launcher/distributed/collectives/arrays.hpp"
 
 namespace accelmgr::distributed {

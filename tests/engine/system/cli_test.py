@@ -108,7 +108,7 @@ class ProgramTest(unittest.TestCase):
         return name
 
     def reserved_port(self):
-        """A port of this host that no other process gets until the test ends. Connections to it are refused until one
+        """A port of this node that no other process gets until the test ends. Connections to it are refused until one
         listens there, for which it must have set SO_REUSEADDR."""
         held = socket.socket()
         self.addCleanup(held.close)

@@ -18,7 +18,7 @@ import cli_test
 from cli_test import DONE, FAILED, INTERRUPTED, USAGE, ProgramTest, descendants, status_fields
 
 TESTS = pathlib.Path(__file__).resolve().parents[2]
-TWO_HOSTS = TESTS / "launcher/contract/two_hosts"
+TWO_NODES = TESTS / "launcher/contract/two_nodes"
 TORCH_PROGRAM = TESTS / "engine/system/spawn_torch_program.py"
 NO_NAMESPACES = 77
 
@@ -286,7 +286,7 @@ class ElasticTest(SpawnTest):
 
     WAITS = ("echo $RANK of $WORLD_SIZE, node $GROUP_RANK, restart $TORCHELASTIC_RESTART_COUNT; "
              "until [ -e %s ]; do sleep 0.05; done")
-    END_S = 200  # More than all bounds together: 10 s without heartbeat, 30 s to meet, for each change of hosts.
+    END_S = 200  # More than all bounds together: 10 s without heartbeat, 30 s to meet, for each change of nodes.
 
     def setUp(self):
         super().setUp()
@@ -326,7 +326,7 @@ class ElasticTest(SpawnTest):
         self.assert_contains(err[2], "no heartbeat of node 1 (host", "restart 1 of 3", "came; restart 2 of 3")
         self.wait_for_all()
 
-    def test_memory_of_one_host_is_only_for_a_world_of_one_host(self):
+    def test_memory_of_one_node_is_only_for_a_world_of_one_node(self):
         address = f"127.0.0.1:{self.reserved_port()}"
         script = "echo \"$WORLD_SIZE ${ACCELMGR_WORLD_MEMORY:+memory}\"; until [ -e finish ]; do sleep 0.05; done"
         runs = []
@@ -353,7 +353,7 @@ class ElasticTest(SpawnTest):
     def test_random_kills_never_make_it_hang_or_leave_a_process(self):
         launches = [RandomKills(self, seed) for seed in range(3)]
         for _ in range(4):
-            for launch in launches:  # Each one's hosts are lost while the test waits for another one's.
+            for launch in launches:  # Each one's nodes are lost while the test waits for another one's.
                 launch.disturb()
         for seed, launch in enumerate(launches):
             (self.folder / launch.finish).touch()
@@ -365,7 +365,7 @@ class ElasticTest(SpawnTest):
 
 
 class RandomKills:
-    """Kills launchers and ranks of a launch of three hosts, and starts launchers again."""
+    """Kills launchers and ranks of a launch of three nodes, and starts launchers again."""
 
     def __init__(self, test, seed):
         self.chance, self.finish, self.all_runs = random.Random(seed), f"finish{seed}", []
@@ -394,35 +394,36 @@ class RandomKills:
                 self.runs[node] = None if self.chance.random() < 0.5 else self.start(node)
 
 
-class TwoHostsTest(SpawnTest):
-    def assert_say(self, timeout_s, hosts, expected):
-        """Runs a command on each of two hosts, and expects these lines."""
-        done = subprocess.run([sys.executable, TWO_HOSTS, "--timeout", str(timeout_s), "--host", "alpha", *hosts[0],
-                               "--host", "beta", *hosts[1]], text=True, capture_output=True, check=False,
+class TwoNamespacesTest(SpawnTest):
+    def assert_say(self, timeout_s, nodes, expected):
+        """Runs a command on each of two nodes, and expects these lines."""
+        done = subprocess.run([sys.executable, TWO_NODES, "--timeout", str(timeout_s), "--node", "alpha", *nodes[0],
+                               "--node", "beta", *nodes[1]], text=True, capture_output=True, check=False,
                               cwd=self.folder, env=cli_test.environment())
         if done.returncode == NO_NAMESPACES:
             self.skipTest(done.stderr)
         self.assertEqual(done.returncode, DONE, done.stdout + done.stderr)
         self.assertEqual(sorted(done.stdout.splitlines()), expected, done.stderr)
 
-    def test_a_host_whose_network_is_cut_ends_and_the_other_goes_on(self):
+    def test_a_node_whose_network_is_cut_ends_and_the_other_goes_on(self):
         script = ("if [ $TORCHELASTIC_RESTART_COUNT = 1 ]; then echo $RANK of $WORLD_SIZE; exit 0; fi; "
                   "touch said$RANK; [ $RANK = 1 ] || { until [ -e said1 ]; do sleep 0.05; done; "
-                  f"{sys.executable} {TWO_HOSTS} --link down; }}; exec sleep 1000")
+                  f"{sys.executable} {TWO_NODES} --link down; }}; exec sleep 1000")
 
-        def host(node):
+        def command(node):
             return ["sh", "-c", '"$@"; echo node $0 ended with $?', str(node), cli_test.PROGRAM, "spawn", "--nprocs",
                     "1", "--nnodes", "1:2", "--node-rank", str(node), "--rendezvous", "10.77.0.1:29500",
                     "--max-restarts", "1", "--log-dir", f"node{node}", *shell(script)]
-        self.assert_say(150, [host(0), host(1)], ["[rank 0] 0 of 1", "node 0 ended with 0", "node 1 ended with 1"])
+        self.assert_say(150, [command(0), command(1)],
+                        ["[rank 0] 0 of 1", "node 0 ended with 0", "node 1 ended with 1"])
 
-    def test_a_script_of_torch_distributed_runs_over_two_hosts(self):
-        def host(node, nprocs):
+    def test_a_script_of_torch_distributed_runs_over_two_nodes(self):
+        def command(node, nprocs):
             return ["sh", "-c", ('export GLOO_SOCKET_IFNAME=$(ip -o address | sed -n "s/^[0-9]*: *\\([^ ]*\\).* '
-                                 '$TWO_HOSTS_ADDRESS\\/.*/\\1/p"); exec "$@"'), "sh", cli_test.PROGRAM, "spawn",
+                                 '$TWO_NODES_ADDRESS\\/.*/\\1/p"); exec "$@"'), "sh", cli_test.PROGRAM, "spawn",
                     "--nprocs", str(nprocs), "--nnodes", "2", "--node-rank", str(node),
                     "--rendezvous", "10.77.0.1:29500", "--", TORCH_PROGRAM]
-        self.assert_say(240, [host(0, 2), host(1, 1)],
+        self.assert_say(240, [command(0, 2), command(1, 1)],
                         [f"[rank {rank}] rank {rank} of 3: sum 6.0" for rank in range(3)])
 
 

@@ -72,7 +72,7 @@ TEST(MemberThatNeverJoined, IsNamedAtTheDeadline) {
       << error.what();
 }
 
-TEST(MemberOfOneHostAmongSeveral, IsNamedByItsRankInTheWorld) {
+TEST(MemberOfOneNodeAmongSeveral, IsNamedByItsRankInTheWorld) {
   const auto world = shm::create_world(2);
   const auto communicator = shm::join_world(world.get(), 0, {.timeout_s = 0.05, .world_ranks = {4, 7}});
   EXPECT_EQ(communicator->ranks(), (std::vector<int>{4, 7}));

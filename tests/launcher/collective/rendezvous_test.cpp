@@ -10,7 +10,7 @@
 
 #include "accelmgr/errors.hpp"
 #include "base/ipc/address.hpp"
-#include "launcher/collective/hosts/hosts.hpp"
+#include "launcher/collective/nodes/nodes.hpp"
 #include "launcher/distributed/store/file_store.hpp"
 #include "message_of.hpp"
 #include "temporary_folder.hpp"
@@ -36,7 +36,7 @@ void run_ranks(int size, const std::function<void(Store&, Membership)>& body) {
     });
 }
 
-TEST(Rendezvous, RanksOfOneHostMeetInSharedMemory) {
+TEST(Rendezvous, RanksOfOneNodeMeetInSharedMemory) {
   for (const char* backend : {"auto", "shm"})
     run_ranks(3, [&](Store& store, Membership membership) {
       membership.backend = backend;
@@ -64,7 +64,7 @@ TEST(Rendezvous, WhoDoesNotComeIsNamed) {
     if (membership.rank % 2 == 1) return;
     // Rank 0 gives up, and tells rank 2, which must have come before.
     if (membership.rank == 0) {
-      store.get("world/host/came/2", base::Deadline::in_seconds(60));
+      store.get("world/node/came/2", base::Deadline::in_seconds(60));
       membership.timeout_s = 1;
     }
     try {
@@ -73,7 +73,7 @@ TEST(Rendezvous, WhoDoesNotComeIsNamed) {
     } catch (const CollectiveError& error) {
       EXPECT_EQ(error.cause(), CollectiveError::Cause::timeout);
       EXPECT_EQ(error.ranks(), (std::vector{1, 3}));
-      EXPECT_THAT(error.what(), HasSubstr("ranks 1, 3 did not join the rendezvous 'world/host' within 1 s"));
+      EXPECT_THAT(error.what(), HasSubstr("ranks 1, 3 did not join the rendezvous 'world/node' within 1 s"));
     }
   });
 }
@@ -106,7 +106,7 @@ TEST(Gloo, TakesTimeoutsBeyondAnyWait) {
     run_ranks(2, [&](Store& store, Membership membership) {
       membership.timeout_s = timeout_s;
       membership.interface = "lo";
-      membership.host = fmt::format("host of rank {}", membership.rank);
+      membership.node = fmt::format("node of rank {}", membership.rank);
       const auto world = rendezvous(store, "world", membership);
       EXPECT_EQ(world->backend(), "gloo");
       std::int64_t sum = membership.rank;

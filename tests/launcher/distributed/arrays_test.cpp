@@ -6,7 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "launcher/distributed/arrays/device_team.hpp"
+#include "launcher/distributed/arrays/device_group.hpp"
 #include "message_of.hpp"
 #include "ranks.hpp"
 
@@ -101,13 +101,13 @@ TEST(Arrays, OnDevicesGoThroughHostMemoryWithoutNccl) {
     const Shape shape{3};
     const std::vector<float> in(3);
     const OnDevice place;
-    EXPECT_FALSE(members.device_team().all_reduce(array_of(in, shape), nullptr, ReduceOp::sum, place));
-    EXPECT_FALSE(members.device_team().all_gather(array_of(in, shape), nullptr, place));
-    EXPECT_FALSE(members.device_team().broadcast(array_of(in, shape), nullptr, 1, place));
+    EXPECT_FALSE(members.device_group().all_reduce(array_of(in, shape), nullptr, ReduceOp::sum, place));
+    EXPECT_FALSE(members.device_group().all_gather(array_of(in, shape), nullptr, place));
+    EXPECT_FALSE(members.device_group().broadcast(array_of(in, shape), nullptr, 1, place));
     const auto group = members_of(new_group({0, 1}));
-    EXPECT_FALSE(group.device_team().all_to_all(array_of(in, Shape{2}), nullptr, place));
+    EXPECT_FALSE(group.device_group().all_to_all(array_of(in, Shape{2}), nullptr, place));
     const auto listed = members_of(std::vector{0, 1});
-    EXPECT_FALSE(listed.device_team().reduce_scatter(array_of(in, Shape{2}), nullptr, ReduceOp::sum, place));
+    EXPECT_FALSE(listed.device_group().reduce_scatter(array_of(in, Shape{2}), nullptr, ReduceOp::sum, place));
   };
   expect_on_ranks(2, check);
   expect_on_ranks(2, check, {{"ACCELMGR_LAUNCH_BACKEND", "auto"}, {"CUDA_HOME", "/nonexistent"}});

@@ -171,7 +171,7 @@ TEST(ContextByHand, MayBeMadeAndEndedLater) {
     const test::Variable local_rank("LOCAL_RANK", std::nullopt), address("MASTER_ADDR", "10.0.0.1");
     EXPECT_EQ(get_rank(), 1);
     EXPECT_EQ(get_world_size(), 4);
-    // Without LOCAL_RANK a process cannot know which ranks share its host.
+    // Without LOCAL_RANK a process cannot know which ranks share its node.
     EXPECT_THAT(message_of<UsageError>([] { get_nnodes(); }),
                 AllOf(HasSubstr("initialize()"), HasSubstr("LOCAL_RANK")));
     EXPECT_THROW(get_local_rank(), UsageError);

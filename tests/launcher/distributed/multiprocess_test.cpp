@@ -85,22 +85,22 @@ TEST(MultiprocessConfig, IsResolvedOnceAndKeepsItsPort) {
   EXPECT_EQ(config.text(), before);
 }
 
-TEST(MultiprocessConfig, LocalRanksOfOneHostAreAllItsRanks) {
+TEST(MultiprocessConfig, LocalRanksOfOneNodeAreAllItsRanks) {
   auto config = config_of(4);
   MultiprocessConfig::resolve(config);
   EXPECT_EQ(config.local_world_size, 4);
 }
 
-TEST(MultiprocessConfig, OneHostRunsTheWholeWorldHoweverManyGpusItHas) {
+TEST(MultiprocessConfig, OneNodeRunsTheWholeWorldHoweverManyGpusItHas) {
   for (const int gpus : {0, 1, 2, 4}) {
     auto config = config_of(2);
     resolve(config, gpus);
     EXPECT_EQ(config.local_world_size, 2) << gpus;
   }
-  auto several_hosts = config_of(4);
-  several_hosts.master_addr = "10.0.0.1";
-  resolve(several_hosts, 2);
-  EXPECT_EQ(several_hosts.local_world_size, 2);
+  auto several_nodes = config_of(4);
+  several_nodes.master_addr = "10.0.0.1";
+  resolve(several_nodes, 2);
+  EXPECT_EQ(several_nodes.local_world_size, 2);
 }
 
 TEST(MultiprocessConfig, WhatCannotBeIsNamed) {
@@ -114,7 +114,7 @@ TEST(MultiprocessConfig, WhatCannotBeIsNamed) {
        "is 5; in a world of 4 it must be 1 to 4"},
       {[](auto& c) { c.rank = 4; }, "rank", "rank is 4"},
       {[](auto& c) { c.local_world_size = 2, c.local_rank = 2; }, "local_rank",
-       "with 2 processes on this host"},
+       "with 2 processes on this node"},
       {[](auto& c) { c.master_port = 65536; }, "master_port", "65535"},
       {[](auto& c) { c.master_addr = ""; }, "master_addr", "master_addr is empty"},
       {[](auto& c) { c.model_parallelism = 3; }, "model_parallelism", ""},
@@ -178,7 +178,7 @@ TEST(MultiprocessConfig, OfARendezvousWithoutAPortNamesTheKey) {
   EXPECT_EQ(config_key_of([&] { MultiprocessConfig::of(from); }), "launch.rendezvous");
 }
 
-TEST(MultiprocessConfig, OfAnyPortOfOneHostLeavesThePortOpen) {
+TEST(MultiprocessConfig, OfAnyPortOfOneNodeLeavesThePortOpen) {
   Config from;
   from.launch.rendezvous = "127.0.0.1:0";
   const auto config = MultiprocessConfig::of(from);
@@ -334,8 +334,8 @@ TEST(LaunchSubprocesses, TheFirstErrorIsRaisedWithRankAndTrace) {
   }
 }
 
-TEST(LaunchSubprocesses, OffsetsOfTheRanksMakeOneWorldOfSeveralHosts) {
-  // Two launches of one rank each on this host. A child of this process makes the second.
+TEST(LaunchSubprocesses, OffsetsOfTheRanksMakeOneWorldOfSeveralNodes) {
+  // Two launches of one rank each on this node. A child of this process makes the second.
   const test::ReservedPort reserved;
   const int port = reserved.number();
   const launch::Function body = [](int rank, const Value&) -> Value {

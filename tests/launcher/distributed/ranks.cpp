@@ -6,7 +6,7 @@
 #include <stdexcept>
 
 #include "accelmgr/distributed_context.hpp"
-#include "launcher/launch/plan/environment.hpp"
+#include "launcher/launch/plan/child_environment.hpp"
 
 namespace accelmgr::test {
 namespace {

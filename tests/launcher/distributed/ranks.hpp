@@ -18,7 +18,7 @@ namespace accelmgr::test {
 
 using launch::Value;
 
-/// Runs `body` in `count` forked ranks of one host, as launch::spawn() starts them, and returns their
+/// Runs `body` in `count` forked ranks of one node, as launch::spawn() starts them, and returns their
 /// results. A failed expectation in a rank fails the test.
 std::vector<Value> on_ranks(int count, const std::function<Value(int rank)>& body,
                             const std::map<std::string, std::string>& environment = {});

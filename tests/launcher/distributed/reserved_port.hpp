@@ -1,4 +1,4 @@
-// Reserves a port of this host for a server that starts later.
+// Reserves a port of this node for a server that starts later.
 #pragma once
 
 #include <arpa/inet.h>

@@ -106,7 +106,7 @@ TEST(Spawn, AFailureIsNamedWithItsRank) {
 }
 
 TEST(Spawn, NodesMeetAtAStoreThatTheFirstOneServes) {
-  // Two nodes of one rank each on this host. A child of this process starts the second.
+  // Two nodes of one rank each on this node. A child of this process starts the second.
   const ReservedPort reserved;
   const int port = reserved.number();
   const auto node = [port](int node_rank) {

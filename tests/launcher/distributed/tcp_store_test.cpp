@@ -142,9 +142,9 @@ TEST(TcpStore, ConnectingToANameThatNobodyKnowsNamesIt) {
       << message;
 }
 
-TEST(BindTcp, AnAddressOfAnotherHostIsAnErrorThatNamesIt) {
+TEST(BindTcp, AnAddressOfAnotherNodeIsAnErrorThatNamesIt) {
   const auto message = message_of<ConfigError>([] { ipc::bind_tcp("192.0.2.1", 29500); });
-  EXPECT_NE(message.find("192.0.2.1:29500: that is not an address of this host"), std::string::npos)
+  EXPECT_NE(message.find("192.0.2.1:29500: that is not an address of this node"), std::string::npos)
       << message;
 }
 

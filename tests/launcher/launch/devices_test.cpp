@@ -3,7 +3,7 @@
 
 #include <ostream>
 
-#include "launcher/launch/hosts.hpp"
+#include "launcher/launch/nodes.hpp"
 #include "launcher/launch/plan/resolution.hpp"
 
 namespace accelmgr::launch {
@@ -29,7 +29,7 @@ TEST(DeviceKinds, HaveTheirVariablesAndBackendsInOneTable) {
 TEST(DeviceKinds, WithoutADriverHaveNoDevices) {
   for (const auto& kind : device_kinds())
     if (kind.devices == nullptr) {
-      EXPECT_EQ(kind.count(gpu_host(4)), 0) << kind.name;
+      EXPECT_EQ(kind.count(gpu_node(4)), 0) << kind.name;
     }
 }
 
@@ -51,9 +51,9 @@ void PrintTo(const Visible& v, std::ostream* out) { *out << "'" << v.list << "'"
 class VisibleGpus : public ::testing::TestWithParam<Visible> {};
 
 TEST_P(VisibleGpus, AreThoseThatTheDriverWouldShow) {
-  const auto host_info = gpu_host(4, {{"CUDA_VISIBLE_DEVICES", GetParam().list}});
-  EXPECT_EQ(visible_devices(device_kind("gpu"), host_info), GetParam().ids);
-  EXPECT_EQ(visible_source(device_kind("gpu"), host_info), "environment CUDA_VISIBLE_DEVICES");
+  const auto node_info = gpu_node(4, {{"CUDA_VISIBLE_DEVICES", GetParam().list}});
+  EXPECT_EQ(visible_devices(device_kind("gpu"), node_info), GetParam().ids);
+  EXPECT_EQ(visible_source(device_kind("gpu"), node_info), "environment CUDA_VISIBLE_DEVICES");
 }
 
 INSTANTIATE_TEST_SUITE_P(Launch, VisibleGpus,
@@ -64,13 +64,13 @@ INSTANTIATE_TEST_SUITE_P(Launch, VisibleGpus,
                                            Visible{"GPU-8932f937,MIG-1", {"GPU-8932f937", "MIG-1"}}));
 
 TEST(VisibleGpus, AreAllWithoutTheVariable) {
-  EXPECT_EQ(visible_devices(device_kind("gpu"), gpu_host(2)), (Ids{"0", "1"}));
-  EXPECT_EQ(visible_source(device_kind("gpu"), gpu_host(2)), "default: 2 GPUs");
-  EXPECT_EQ(visible_devices(device_kind("gpu"), cpu_host(2)), Ids{});
+  EXPECT_EQ(visible_devices(device_kind("gpu"), gpu_node(2)), (Ids{"0", "1"}));
+  EXPECT_EQ(visible_source(device_kind("gpu"), gpu_node(2)), "default: 2 GPUs");
+  EXPECT_EQ(visible_devices(device_kind("gpu"), cpu_node(2)), Ids{});
 }
 
 TEST(VisibleGpus, AreNoneWhereThereAreNone) {
-  EXPECT_EQ(visible_devices(device_kind("gpu"), cpu_host(2, {{"CUDA_VISIBLE_DEVICES", "GPU-8932f937"}})),
+  EXPECT_EQ(visible_devices(device_kind("gpu"), cpu_node(2, {{"CUDA_VISIBLE_DEVICES", "GPU-8932f937"}})),
             Ids{});
 }
 

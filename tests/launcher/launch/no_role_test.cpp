@@ -1,5 +1,5 @@
 // Tests of a program that does not call accelmgr::init(): spawn() must not execute it again in another role.
-#include "launcher/launch/hosts.hpp"
+#include "launcher/launch/nodes.hpp"
 #include "launcher/launch/run/spawner.hpp"
 #include "message_of.hpp"
 

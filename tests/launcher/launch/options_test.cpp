@@ -7,7 +7,7 @@
 #include <sstream>
 
 #include "base/log.hpp"
-#include "launcher/launch/hosts.hpp"
+#include "launcher/launch/nodes.hpp"
 
 namespace accelmgr::launch {
 namespace {
@@ -108,7 +108,7 @@ TEST(DeprecatedOption, WarnsAndWorks) {
   expect_same("started_port", {{"started_port", "6070"}}, {{"master_port", "6070"}},
               "use master_port instead");
   expect_same("cluster_node_ips", {{"cluster_node_ips", "a,b"}}, {{"ips", "a,b"}}, "use ips instead");
-  const std::string listed = "list this host in ips, or set node_rank";
+  const std::string listed = "list this node in ips, or set node_rank";
   expect_same("node_ip", {{"node_ip", "b"}, {"ips", "a,b"}}, {{"ips", "a,b"}, {"node_rank", "1"}}, listed);
   expect_same("node_ip", {{"node_ip", "b"}, {"cluster_node_ips", "a, b"}},
               {{"ips", "a, b"}, {"node_rank", "1"}}, listed);
@@ -157,19 +157,19 @@ TEST(LaunchConfig, BecomesOptions) {
   EXPECT_EQ(options.terminate_timeout_s, 8);
 }
 
-TEST(LaunchConfig, IsOneHostByDefault) {
-  const auto spec = resolve(options_of(Config{}), cpu_host(3));
+TEST(LaunchConfig, IsOneNodeByDefault) {
+  const auto spec = resolve(options_of(Config{}), cpu_node(3));
   EXPECT_EQ(spec.nnodes, 1);
   EXPECT_EQ(spec.world_size, 3);
   EXPECT_EQ(spec.master_addr, "127.0.0.1");
 }
 
-TEST(LaunchConfig, LeavesTheNumberOfProcessesToEachHost) {
+TEST(LaunchConfig, LeavesTheNumberOfProcessesToEachNode) {
   Config config;
   config.launch.nnodes = 2;
   config.launch.node_rank = 1;
   config.launch.rendezvous = "10.0.0.1:29500";
-  const auto spec = resolve(options_of(config), cpu_host(3));
+  const auto spec = resolve(options_of(config), cpu_node(3));
   EXPECT_EQ(spec.world_size, 6);
   EXPECT_EQ(spec.rank(0), 3);
 }

@@ -10,7 +10,7 @@
 #include <set>
 
 #include "base/ipc/host_port.hpp"
-#include "launcher/launch/hosts.hpp"
+#include "launcher/launch/nodes.hpp"
 #include "message_of.hpp"
 
 namespace accelmgr::launch {
@@ -61,10 +61,10 @@ TEST(BoundPort, IsRefusedWhereThereIsNone) {
 }
 
 TEST(WorkerPorts, AreThoseThatTheSpecTells) {
-  const auto host_info = gpu_host(2, {{"ACCELMGR_GPU_NUM_DEVICES", "2"}});
-  auto spec = resolve({}, host_info);
+  const auto node_info = gpu_node(2, {{"ACCELMGR_GPU_NUM_DEVICES", "2"}});
+  auto spec = resolve({}, node_info);
   EXPECT_TRUE(spec.xla.workers.empty());
-  const auto ports = bind_worker_ports(spec, host_info);
+  const auto ports = bind_worker_ports(spec, node_info);
   ASSERT_EQ(spec.xla.workers.size(), 2u);
   for (std::size_t i = 0; i < 2; ++i) {
     EXPECT_EQ(spec.xla.workers[i],
@@ -78,9 +78,9 @@ TEST(WorkerPorts, AreThoseThatTheSpecTells) {
 }
 
 TEST(WorkerPorts, AreHandedToTheirProcesses) {
-  const auto host_info = gpu_host(2, {{"ACCELMGR_GPU_NUM_DEVICES", "2"}});
-  auto spec = resolve({}, host_info);
-  const auto ports = bind_worker_ports(spec, host_info);
+  const auto node_info = gpu_node(2, {{"ACCELMGR_GPU_NUM_DEVICES", "2"}});
+  auto spec = resolve({}, node_info);
+  const auto ports = bind_worker_ports(spec, node_info);
   using Pairs = std::vector<std::pair<int, int>>;
   EXPECT_EQ(ports.descriptors(0),
             (Pairs{{ports.workers[0].socket.get(), 50}, {ports.service.socket.get(), 51}}));
@@ -88,12 +88,12 @@ TEST(WorkerPorts, AreHandedToTheirProcesses) {
 }
 
 TEST(WorkerPorts, AreNoneWhereSpecsNeedNone) {
-  const auto host_info = cpu_host(2);
+  const auto node_info = cpu_node(2);
   for (const Options& options : {Options{.nprocs = 2}, Options{.nprocs = 1, .workers = "a:0;10.0.0.1:7"},
                                  Options{.nprocs = 2, .workers = "a:0;10.0.0.1:7|a:1;10.0.0.2:7"}}) {
-    auto spec = resolve(options, host_info);
+    auto spec = resolve(options, node_info);
     const auto before = text(spec);
-    const auto ports = bind_worker_ports(spec, host_info);
+    const auto ports = bind_worker_ports(spec, node_info);
     EXPECT_TRUE(ports.workers.empty());
     EXPECT_FALSE(ports.service.socket);
     EXPECT_TRUE(ports.descriptors(0).empty());

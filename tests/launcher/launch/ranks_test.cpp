@@ -1,4 +1,4 @@
-// Checks with random launches that all hosts and local ranks together have every rank of the world exactly
+// Checks with random launches that all nodes and local ranks together have every rank of the world exactly
 // once.
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
@@ -6,29 +6,29 @@
 
 #include <numeric>
 
-#include "launcher/launch/hosts.hpp"
-#include "launcher/launch/plan/environment.hpp"
+#include "launcher/launch/nodes.hpp"
+#include "launcher/launch/plan/child_environment.hpp"
 
 namespace accelmgr::launch {
 namespace {
 
-std::string address_of(int host) { return "10.0.1." + std::to_string(host + 1); }
+std::string address_of(int node) { return "10.0.1." + std::to_string(node + 1); }
 
-HostInfo host_of(int host, int gpus) {
-  auto host_info = gpu_host(gpus);
-  host_info.hostname = "host" + std::to_string(host);
-  host_info.addresses = {"127.0.0.1", address_of(host)};
-  return host_info;
+NodeInfo node_of(int node, int gpus) {
+  auto node_info = gpu_node(gpus);
+  node_info.hostname = "host" + std::to_string(node);
+  node_info.addresses = {"127.0.0.1", address_of(node)};
+  return node_info;
 }
 
 enum class Way { ips, workers, tpu_workers, node_rank, world_size };
 
-Options options_of_host(Way way, int host, int hosts, int nprocs) {
+Options options_of_node(Way way, int node, int nodes, int nprocs) {
   Options options;
   options.nprocs = nprocs;
   options.oversubscribe = true;
   std::string ips, workers, tpu_workers;
-  for (int h = 0; h < hosts; ++h) {
+  for (int h = 0; h < nodes; ++h) {
     const std::string bar = h == 0 ? "" : "|", number = std::to_string(h);
     ips += (h == 0 ? "" : ",") + address_of(h);
     workers += bar + "w:" + number + ";" + address_of(h) + ":5000";
@@ -39,12 +39,12 @@ Options options_of_host(Way way, int host, int hosts, int nprocs) {
   if (way == Way::tpu_workers) options.workers = tpu_workers;
   if (way == Way::node_rank || way == Way::world_size) options.master_addr = address_of(0);
   if (way == Way::node_rank) {
-    options.nnodes = hosts;
-    options.node_rank = host;
+    options.nnodes = nodes;
+    options.node_rank = node;
   }
   if (way == Way::world_size) {
-    options.world_size = hosts * nprocs;
-    options.rank_offset = host * nprocs;
+    options.world_size = nodes * nprocs;
+    options.rank_offset = node * nprocs;
   }
   return options;
 }
@@ -52,25 +52,25 @@ Options options_of_host(Way way, int host, int hosts, int nprocs) {
 RC_GTEST_PROP(Ranks, OccurExactlyOnceEach, ()) {
   const auto way =
       *rc::gen::element(Way::ips, Way::workers, Way::tpu_workers, Way::node_rank, Way::world_size);
-  const int hosts = *rc::gen::inRange(1, 6), nprocs = *rc::gen::inRange(1, 9), gpus = *rc::gen::inRange(0, 3);
+  const int nodes = *rc::gen::inRange(1, 6), nprocs = *rc::gen::inRange(1, 9), gpus = *rc::gen::inRange(0, 3);
   std::vector<int> ranks;
-  for (int host = 0; host < hosts; ++host) {
-    const auto host_info = host_of(host, gpus);
-    const auto spec = resolve(options_of_host(way, host, hosts, nprocs), host_info);
-    RC_ASSERT(spec.node_rank == host);
-    RC_ASSERT(spec.world_size == hosts * nprocs);
+  for (int node = 0; node < nodes; ++node) {
+    const auto node_info = node_of(node, gpus);
+    const auto spec = resolve(options_of_node(way, node, nodes, nprocs), node_info);
+    RC_ASSERT(spec.node_rank == node);
+    RC_ASSERT(spec.world_size == nodes * nprocs);
     for (int i = 0; i < spec.nprocs; ++i) {
-      const auto child = child_environment(spec, i, host_info);
+      const auto child = child_environment(spec, i, node_info);
       ranks.push_back(std::stoi(child.at("RANK")));
       RC_ASSERT(child.at("ACCELMGR_ORDINAL") == child.at("RANK"));
       RC_ASSERT(child.at("LOCAL_RANK") == std::to_string(i));
       if (way == Way::workers) {
         RC_ASSERT(spec.xla.workers.at(static_cast<std::size_t>(ranks.back())).address ==
-                  (ipc::HostPort{address_of(host), 5000 + i}));
+                  (ipc::HostPort{address_of(node), 5000 + i}));
       }
     }
   }
-  std::vector<int> expected(static_cast<std::size_t>(hosts * nprocs));
+  std::vector<int> expected(static_cast<std::size_t>(nodes * nprocs));
   std::iota(expected.begin(), expected.end(), 0);
   RC_ASSERT(ranks == expected);
 }

@@ -7,7 +7,7 @@
 
 #include <algorithm>
 
-#include "launcher/launch/hosts.hpp"
+#include "launcher/launch/nodes.hpp"
 
 namespace accelmgr::launch {
 namespace {
@@ -76,33 +76,33 @@ TEST(LocalWorker, IsNameAndOrdinalAndNothingElse) {
 }
 
 TEST(Workers, StandForTheirDevicesAtPortsInARow) {
-  const List hosts = {{"a", 0, {"h1", 5000}}, {"b", 1, {"h2", 6000}}};
+  const List nodes = {{"a", 0, {"h1", 5000}}, {"b", 1, {"h2", 6000}}};
   EXPECT_EQ(
-      expand_workers(hosts, 2),
+      expand_workers(nodes, 2),
       (List{{"a", 0, {"h1", 5000}}, {"a", 1, {"h1", 5001}}, {"b", 2, {"h2", 6000}}, {"b", 3, {"h2", 6001}}}));
   EXPECT_EQ(expand_workers(List{{"a", 0, {"h", 65534}}}, 2).back().address.port, 65535);
 }
 
 TEST(Workers, ThatWouldPassTheHighestPortAreRefused) {
-  const List hosts = {{"a", 0, {"h", 65534}}};
+  const List nodes = {{"a", 0, {"h", 65534}}};
   EXPECT_TRUE(
-      says(refusal([&] { expand_workers(hosts, 3); }).text, {"a:0 at h:65534", "3", "65536", "65535"}));
+      says(refusal([&] { expand_workers(nodes, 3); }).text, {"a:0 at h:65534", "3", "65536", "65535"}));
 }
 
-TEST(Workers, OfOneHostWhosePortsOverlapAreRefused) {
-  const List hosts = {{"a", 0, {"h", 5000}}, {"a", 1, {"h", 5001}}};
+TEST(Workers, OfOneNodeWhosePortsOverlapAreRefused) {
+  const List nodes = {{"a", 0, {"h", 5000}}, {"a", 1, {"h", 5001}}};
   EXPECT_TRUE(
-      says(refusal([&] { expand_workers(hosts, 2); }).text, {"processes 1 and 2", "h:5001", "2 ports"}));
-  EXPECT_NO_THROW(expand_workers(hosts, 1));
+      says(refusal([&] { expand_workers(nodes, 2); }).text, {"processes 1 and 2", "h:5001", "2 ports"}));
+  EXPECT_NO_THROW(expand_workers(nodes, 1));
 }
 
-TEST(Workers, OfOneHostAreMadeOfItsPorts) {
+TEST(Workers, OfOneNodeAreMadeOfItsPorts) {
   const std::vector<int> ports = {41, 7};
   EXPECT_EQ(local_workers("node1", ports),
             (List{{"localservice", 0, {"node1", 41}}, {"localservice", 1, {"node1", 7}}}));
 }
 
-TEST(DeviceMap, NamesEveryDeviceOfEveryHost) {
+TEST(DeviceMap, NamesEveryDeviceOfEveryNode) {
   const auto processes = expand_workers(List{{"a", 0, {"h1", 1}}, {"b", 1, {"h2", 1}}}, 1);
   EXPECT_EQ(device_map(processes, "GPU"),
             "GPU:0;/job:localservice/replica:0/task:0/device:XLA_GPU:0|GPU:1;/job:localservice/replica:0/"
@@ -146,7 +146,7 @@ RC_GTEST_PROP(Workers, AreReadOrRefusedWhateverIsWritten, ()) {
         *rc::gen::element('a', '0', ':', ';', '|', '[', ' ');
   try {
     const auto read = parse_workers(written);
-    RC_ASSERT(parse_workers(text(read.hosts, read.form)) == read);
+    RC_ASSERT(parse_workers(text(read.nodes, read.form)) == read);
   } catch (const ConfigError& error) {
     RC_ASSERT(error.key() == "workers");
   }

@@ -84,7 +84,7 @@ void discard_range(int memfd, std::uint64_t offset, std::uint64_t bytes) noexcep
 
 base::UniqueFd create_world(int size, Waiting waiting) {
   if (size < 1 || size > most_ranks)
-    throw UsageError(fmt::format("a world on one host has 1 to {} ranks, not {}", most_ranks, size));
+    throw UsageError(fmt::format("a world on one node has 1 to {} ranks, not {}", most_ranks, size));
   const bool parks = waiting == Waiting::parked || size > ipc::allowed_cores();
   Header plan{};
   plan_layout(static_cast<std::uint32_t>(size), parks, plan);

@@ -14,14 +14,14 @@ namespace {
 
 std::string unavailable_because(const std::string& backend) {
   if (backend == nccl_backend && visible_gpus() == 0)
-    return "it is for GPUs, and this process sees none (use shm on one host, gloo over several)";
+    return "it is for GPUs, and this process sees none (use shm on one node, gloo over several)";
   return "";
 }
 
 }  // namespace
 
 int visible_gpus() {
-  return static_cast<int>(launch::visible_devices(launch::device_kind("gpu"), launch::this_host()).size());
+  return static_cast<int>(launch::visible_devices(launch::device_kind("gpu"), launch::this_node()).size());
 }
 
 std::vector<std::string> available_backends() {

@@ -4,7 +4,7 @@
 #include "base/log.hpp"
 #include "launcher/distributed/context/context.hpp"
 #include "launcher/distributed/store/torch.hpp"
-#include "launcher/launch/plan/host_info.hpp"
+#include "launcher/launch/plan/node_info.hpp"
 
 namespace accelmgr::distributed {
 

@@ -9,7 +9,7 @@
 #include "accelmgr/distributed_context.hpp"
 #include "base/timing.hpp"
 #include "launcher/collective/serial.hpp"
-#include "launcher/distributed/arrays/device_team.hpp"
+#include "launcher/distributed/arrays/device_group.hpp"
 #include "launcher/distributed/context/backends.hpp"
 
 namespace accelmgr::distributed {
@@ -67,7 +67,7 @@ JoinRequest request_of(Environment environment) {
 /// A later communicator may have the same address, so `members` tells when this one has ended.
 struct Context::OfDevices {
   std::weak_ptr<Communicator> members;
-  std::unique_ptr<DeviceTeam> team;
+  std::unique_ptr<DeviceGroup> group;
 };
 
 Context::Context() : number_(++last_number) {
@@ -98,7 +98,7 @@ double Context::timeout_s() const noexcept { return request_ ? request_->timeout
 const Place& Context::whole_place() const {
   if (!place_.is_complete())
     throw UsageError(
-        "it is not known which ranks share a host before they have met: call initialize() or a collective "
+        "it is not known which ranks share a node before they have met: call initialize() or a collective "
         "first, or set LOCAL_RANK and LOCAL_WORLD_SIZE");
   return place_;
 }
@@ -121,26 +121,26 @@ std::shared_ptr<Communicator> Context::group_of(const std::vector<int>& ranks) {
   return group;
 }
 
-DeviceTeam& Context::device_team(const std::shared_ptr<Communicator>& members,
-                                 const std::optional<std::string>& asked) {
+DeviceGroup& Context::device_group(const std::shared_ptr<Communicator>& members,
+                                   const std::optional<std::string>& asked) {
   std::erase_if(devices_, [](const auto& one) { return one.members.expired(); });
-  for (const auto& [known, team] : devices_)
-    if (known.lock() == members) return *team;
+  for (const auto& [known, group] : devices_)
+    if (known.lock() == members) return *group;
   const auto backend = asked ? *asked : request_ ? request_->backend : std::string(auto_backend);
-  DeviceTeam::Options options{.host_memory_because = "", .timeout_s = timeout_s()};
+  DeviceGroup::Options options{.host_memory_because = "", .timeout_s = timeout_s()};
   if (backend != auto_backend && backend != nccl_backend)
     options.host_memory_because = fmt::format("the backend is {}", backend);
-  devices_.push_back({members, std::make_unique<DeviceTeam>(*members, std::move(options))});
-  return *devices_.back().team;
+  devices_.push_back({members, std::make_unique<DeviceGroup>(*members, std::move(options))});
+  return *devices_.back().group;
 }
 
-bool Context::share_host(const std::vector<int>& ranks) {
+bool Context::share_node(const std::vector<int>& ranks) {
   world();
-  const auto host_of = [this](int rank) -> const std::string& {
-    return joined_.hosts[static_cast<std::size_t>(rank)];
+  const auto node_of = [this](int rank) -> const std::string& {
+    return joined_.nodes[static_cast<std::size_t>(rank)];
   };
-  return joined_.hosts.empty() || std::all_of(ranks.begin(), ranks.end(), [&](int rank) {
-           return host_of(rank) == host_of(ranks.front());
+  return joined_.nodes.empty() || std::all_of(ranks.begin(), ranks.end(), [&](int rank) {
+           return node_of(rank) == node_of(ranks.front());
          });
 }
 

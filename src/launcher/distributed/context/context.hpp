@@ -14,12 +14,12 @@
 #include <vector>
 
 #include "accelmgr/communicator.hpp"
-#include "launcher/distributed/context/environment.hpp"
 #include "launcher/distributed/context/join.hpp"
+#include "launcher/distributed/context/world_environment.hpp"
 
 namespace accelmgr::distributed {
 
-class DeviceTeam;
+class DeviceGroup;
 
 class Context {
  public:
@@ -53,12 +53,12 @@ class Context {
   /// The communicator of these ranks (ascending), which include this process. Each list gets one
   /// communicator, made at the first call.
   std::shared_ptr<Communicator> group_of(const std::vector<int>& ranks);
-  /// The team that runs collectives on the GPUs of `members`, which is one of these communicators. The first
+  /// The group that runs collectives on the GPUs of `members`, which is one of these communicators. The first
   /// call for it chooses the backend; without a choice it is the context's.
-  DeviceTeam& device_team(const std::shared_ptr<Communicator>& members,
-                          const std::optional<std::string>& backend = std::nullopt);
+  DeviceGroup& device_group(const std::shared_ptr<Communicator>& members,
+                            const std::optional<std::string>& backend = std::nullopt);
   /// True if all these ranks are on one node. Joins the world.
-  bool share_host(const std::vector<int>& ranks);
+  bool share_node(const std::vector<int>& ranks);
 
   /// Marks a context of initialize(): a change of the environment does not replace it.
   void keep() noexcept { kept_ = true; }

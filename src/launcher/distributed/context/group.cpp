@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "launcher/distributed/arrays/device_team.hpp"
+#include "launcher/distributed/arrays/device_group.hpp"
 #include "launcher/distributed/context/backends.hpp"
 
 namespace accelmgr::distributed {
@@ -48,12 +48,12 @@ Group new_group(const std::vector<int>& ranks, const std::optional<std::string>&
   state->context = context.number();
   if (state->rank >= 0) {
     // Groups are made by the world's communicator, which uses memory within a node and TCP between nodes.
-    if (backend == "shm" && !context.share_host(state->ranks))
+    if (backend == "shm" && !context.share_node(state->ranks))
       throw ConfigError(
-          fmt::format("backend 'shm' is for ranks on one host, but ranks [{}] are on several hosts",
+          fmt::format("backend 'shm' is for ranks on one node, but ranks [{}] are on several nodes",
                       fmt::join(state->ranks, ", ")));
     state->communicator = context.world()->group(state->ranks);
-    if (backend) context.device_team(state->communicator, backend);
+    if (backend) context.device_group(state->communicator, backend);
   }
   return Group(std::move(state));
 }

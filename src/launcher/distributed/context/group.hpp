@@ -23,7 +23,7 @@ struct Members {
 
   bool communicate() const noexcept { return communicator != nullptr; }
   /// Their GPUs, if they communicate.
-  DeviceTeam& device_team() const { return context.device_team(communicator); }
+  DeviceGroup& device_group() const { return context.device_group(communicator); }
 };
 
 /// The members that the group argument of a collective means. Joins the world if necessary. Throws

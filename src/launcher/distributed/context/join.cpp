@@ -12,7 +12,7 @@
 #include "accelmgr/errors.hpp"
 #include "base/interruption.hpp"
 #include "base/ipc/host_port.hpp"
-#include "launcher/collective/hosts/hosts.hpp"
+#include "launcher/collective/nodes/nodes.hpp"
 #include "launcher/collective/rendezvous/shared_store.hpp"
 #include "launcher/collective/serial.hpp"
 #include "launcher/collective/shm/factory.hpp"
@@ -169,13 +169,13 @@ Joined join_through_store(JoinRequest request) {
                                 .timeout_s = request.timeout_s,
                                 .interface = request.environment.interface});
     // Also a barrier: no rank leaves, and rank 0 does not end the store, before all have read from it.
-    joined.hosts = joined.world->all_gather_objects(collective::host_key());
+    joined.nodes = joined.world->all_gather_objects(collective::node_key());
   } catch (const CollectiveError& error) {
     if (request.place.rank == 0) give_up_world(*joined.store, name);
     throw CollectiveError(fmt::format("{} (the ranks meet at {})", error.what(), where), error.cause(),
                           error.ranks());
   }
-  joined.place = request.place.is_complete() ? request.place : place_among(request.place.rank, joined.hosts);
+  joined.place = request.place.is_complete() ? request.place : place_among(request.place.rank, joined.nodes);
   return joined;
 }
 
@@ -204,7 +204,7 @@ void check_init_method(const std::string& init_method) {
 Joined join(JoinRequest request) {
   check_init_method(request.init_method);
   if (request.place.world_size == 1)
-    return {nullptr, collective::make_serial(), place_among(0, {collective::host_key()}), {}};
+    return {nullptr, collective::make_serial(), place_among(0, {collective::node_key()}), {}};
   if (has_world_memory(request)) return join_memory(request);
   return join_through_store(std::move(request));
 }

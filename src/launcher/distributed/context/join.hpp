@@ -7,7 +7,7 @@
 #include "accelmgr/communicator.hpp"
 #include "base/unique_fd.hpp"
 #include "launcher/collective/rendezvous/store.hpp"
-#include "launcher/distributed/context/environment.hpp"
+#include "launcher/distributed/context/world_environment.hpp"
 
 namespace accelmgr::distributed {
 
@@ -30,7 +30,7 @@ struct Joined {
   std::shared_ptr<collective::Store> store;
   std::shared_ptr<Communicator> world;
   Place place;                     ///< Complete.
-  std::vector<std::string> hosts;  ///< The node of each rank; empty: all are on this one.
+  std::vector<std::string> nodes;  ///< The node of each rank; empty: all are on this one.
 };
 
 /// Through a store it blocks until all ranks are there; through memory it does not wait. Throws as

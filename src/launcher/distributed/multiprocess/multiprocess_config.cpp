@@ -6,8 +6,8 @@
 #include "base/config/start_method.hpp"
 #include "base/ipc/host_port.hpp"
 #include "launcher/distributed/context/backends.hpp"
-#include "launcher/distributed/context/environment.hpp"
 #include "launcher/distributed/context/join.hpp"
+#include "launcher/distributed/context/world_environment.hpp"
 #include "launcher/distributed/multiprocess/parallel_layout.hpp"
 #include "launcher/distributed/multiprocess/process_group.hpp"
 #include "launcher/launch/plan/options.hpp"
@@ -42,17 +42,17 @@ void resolve(MultiprocessConfig& config, int gpus) {
   const int world_size = *config.world_size;
   if (world_size < 1) refuse("world_size", fmt::format("world_size is {}; it must be 1 or more", world_size));
   // Several nodes have one rank for each GPU. They meet at an address that other nodes can reach.
-  const bool several_hosts = gpus > 0 && !distributed::is_loopback(config.master_addr);
+  const bool several_nodes = gpus > 0 && !distributed::is_loopback(config.master_addr);
   if (!config.local_world_size)
-    config.local_world_size = several_hosts ? std::min(gpus, world_size) : world_size;
+    config.local_world_size = several_nodes ? std::min(gpus, world_size) : world_size;
   const auto of_world = fmt::format("in a world of {} ", world_size);
   check_range("local_world_size", *config.local_world_size, 1, world_size, of_world);
   if (config.rank != -1) check_range("rank", config.rank, 0, world_size - 1, of_world);
   if (config.local_rank != -1)
     check_range("local_rank", config.local_rank, 0, *config.local_world_size - 1,
-                fmt::format("with {} processes on this host ", *config.local_world_size));
+                fmt::format("with {} processes on this node ", *config.local_world_size));
   if (config.master_addr.empty())
-    refuse("master_addr", "master_addr is empty; it must be a host's name or address");
+    refuse("master_addr", "master_addr is empty; it must be a host name or an address");
   distributed::check_init_method(config.init_method);
   check_backends(config);
   distributed::parallel_layout(world_size, config.model_parallelism, config.pipeline_parallelism);

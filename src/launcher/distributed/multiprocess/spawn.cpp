@@ -77,7 +77,7 @@ const RankEntry entry("accelmgr.distributed.spawn", [](const launch::Function& f
 void check(const std::string& backend, const Value& kwargs, const SpawnOptions& options) {
   check_backend(backend);
   check_range("nproc_per_node", options.nproc_per_node, 1, launch::most_processes);
-  check_range("nnodes", options.nnodes, 1, launch::most_hosts);
+  check_range("nnodes", options.nnodes, 1, launch::most_nodes);
   check_range("node_rank", options.node_rank, 0, options.nnodes - 1,
               fmt::format("with {} nodes ", options.nnodes));
   check_range("master_port", options.master_port, 0, ipc::highest_port, "0 is the default; ");

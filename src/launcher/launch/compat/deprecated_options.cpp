@@ -30,7 +30,7 @@ void rename(Texts& texts, const std::string& deprecated, const std::string& pres
 
 // node_ip is the address of this node among `ips`. Without ips it is ignored.
 void place_node_ip(Texts& texts) {
-  const auto address = take(texts, "node_ip", "list this host in ips, or set node_rank");
+  const auto address = take(texts, "node_ip", "list this node in ips, or set node_rank");
   const auto ips = texts.find("ips");
   if (!address || ips == texts.end()) return;
   const auto all = base::split(ips->second, ',');

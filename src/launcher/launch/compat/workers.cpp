@@ -108,27 +108,27 @@ std::string text(std::span<const Worker> workers, WorkerForm form) {
   return joined;
 }
 
-std::vector<Worker> expand_workers(std::span<const Worker> hosts, int devices) {
+std::vector<Worker> expand_workers(std::span<const Worker> nodes, int devices) {
   std::vector<Worker> processes;
   std::map<std::string, int> at;
-  for (const auto& host : hosts) {
-    if (host.address.port + devices - 1 > ipc::highest_port)
+  for (const auto& node : nodes) {
+    if (node.address.port + devices - 1 > ipc::highest_port)
       throw ConfigError(
           fmt::format("worker {}:{} at {} has {} processes, each with a port of its own; the last "
                       "one would have port {}, but {} is the highest port",
-                      host.name, host.ordinal, text(host.address), devices, host.address.port + devices - 1,
+                      node.name, node.ordinal, text(node.address), devices, node.address.port + devices - 1,
                       ipc::highest_port),
           key);
     for (int i = 0; i < devices; ++i) {
       const int ordinal = static_cast<int>(processes.size());
-      ipc::HostPort address{host.address.host, host.address.port + i};
+      ipc::HostPort address{node.address.host, node.address.port + i};
       if (const auto [other, is_new] = at.emplace(text(address), ordinal); !is_new)
         throw ConfigError(
-            fmt::format("processes {} and {} of the workers have the same address, {}: each host "
+            fmt::format("processes {} and {} of the workers have the same address, {}: each node "
                         "takes {} ports in a row",
                         other->second, ordinal, other->first, devices),
             key);
-      processes.push_back({host.name, ordinal, std::move(address)});
+      processes.push_back({node.name, ordinal, std::move(address)});
     }
   }
   return processes;

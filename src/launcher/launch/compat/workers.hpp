@@ -28,7 +28,7 @@ inline constexpr int tpu_devices = 8;  ///< Devices of a node in the TPU form, u
 
 struct WorkerList {
   WorkerForm form = WorkerForm::none;
-  std::vector<Worker> hosts;
+  std::vector<Worker> nodes;
 
   bool operator==(const WorkerList&) const = default;
 };
@@ -60,7 +60,7 @@ std::string text(std::span<const Worker> workers, WorkerForm form);
 
 /// One entry per process: process i of node h has ordinal h * devices + i and port + i. Throws ConfigError
 /// for ports beyond 65535 and for two processes with the same address.
-std::vector<Worker> expand_workers(std::span<const Worker> hosts, int devices);
+std::vector<Worker> expand_workers(std::span<const Worker> nodes, int devices);
 
 /// One entry for each process of one node, in the order of the bound `ports`.
 std::vector<Worker> local_workers(const std::string& hostname, std::span<const int> ports);

@@ -9,7 +9,7 @@ namespace accelmgr::launch {
 
 std::span<const DeviceKind> device_kinds() {
   static const std::vector<DeviceKind> kinds = {
-      {.name = "cpu", .label = "CPU", .backend = "shm", .devices = &HostInfo::cores},
+      {.name = "cpu", .label = "CPU", .backend = "shm", .devices = &NodeInfo::cores},
       {.name = "gpu",
        .label = "GPU",
        .backend = "nccl",
@@ -17,7 +17,7 @@ std::span<const DeviceKind> device_kinds() {
        .visible = "CUDA_VISIBLE_DEVICES",
        .selected = variable::selected_gpus,
        .flag = variable::flag_gpus,
-       .devices = &HostInfo::gpus},
+       .devices = &NodeInfo::gpus},
       {.name = "xpu",
        .label = "XPU",
        .backend = "bkcl",

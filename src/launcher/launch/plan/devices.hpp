@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-#include "launcher/launch/plan/host_info.hpp"
+#include "launcher/launch/plan/node_info.hpp"
 
 namespace accelmgr::launch {
 
@@ -17,9 +17,9 @@ struct DeviceKind {
   std::string visible{};   ///< The variable that limits the devices a process sees. Empty: it sees all.
   std::string selected{};  ///< The variable that names the device of a process. Empty: it has no own device.
   std::string flag{};  ///< Paddle's variable for the number of that device among those it sees; may be empty.
-  int HostInfo::*devices = nullptr;  ///< Null: this build has no driver for such devices.
+  int NodeInfo::*devices = nullptr;  ///< Null: this build has no driver for such devices.
 
-  int count(const HostInfo& host_info) const { return devices == nullptr ? 0 : host_info.*devices; }
+  int count(const NodeInfo& node_info) const { return devices == nullptr ? 0 : node_info.*devices; }
 };
 
 /// cpu, gpu, xpu, custom.

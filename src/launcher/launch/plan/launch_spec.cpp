@@ -70,11 +70,11 @@ void check_values(const Options& options) {
       refuse(key, fmt::format("option {} is {}; it must be at least {} ({})", key, value, least, meaning));
   };
   at_least("nnodes", options.nnodes, 0, "0: from ips, workers or world_size");
-  if (options.nnodes > most_hosts)
-    refuse("nnodes", fmt::format("option nnodes is {}; it must be at most {}", options.nnodes, most_hosts));
+  if (options.nnodes > most_nodes)
+    refuse("nnodes", fmt::format("option nnodes is {}; it must be at most {}", options.nnodes, most_nodes));
   at_least("node_rank", options.node_rank, -1, "-1: found among ips or workers");
   at_least("rank_offset", options.rank_offset, 0, "the rank of the first process here");
-  at_least("world_size", options.world_size, 0, "0: nprocs times the number of hosts");
+  at_least("world_size", options.world_size, 0, "0: nprocs times the number of nodes");
   if (options.master_port < 0 || options.master_port > ipc::highest_port)
     refuse("master_port", fmt::format("option master_port is {}; it must be from 0 to {}",
                                       options.master_port, ipc::highest_port));
@@ -89,17 +89,17 @@ void check_values(const Options& options) {
 }
 
 std::string Resolution::variable(const char* name) const {
-  const auto found = host_info.environment.find(name);
-  return found == host_info.environment.end() ? "" : found->second;
+  const auto found = node_info.environment.find(name);
+  return found == node_info.environment.end() ? "" : found->second;
 }
 
-LaunchSpec resolve(const Options& options, const HostInfo& host_info) {
-  Resolution r{.options = options, .host_info = host_info};
+LaunchSpec resolve(const Options& options, const NodeInfo& node_info) {
+  Resolution r{.options = options, .node_info = node_info};
   check_values(options);
   read_worker_form(r);
   choose_device(r);
   choose_nprocs(r);
-  choose_hosts(r);
+  choose_nodes(r);
   choose_backend(r);
   choose_visible_devices(r);
   choose_workers(r);

@@ -8,7 +8,7 @@
 
 #include "accelmgr/launch.hpp"
 #include "launcher/launch/compat/workers.hpp"
-#include "launcher/launch/plan/host_info.hpp"
+#include "launcher/launch/plan/node_info.hpp"
 
 namespace accelmgr::launch {
 
@@ -48,7 +48,7 @@ struct LaunchSpec {
 
 /// Throws ConfigError. Its text names the values that contradict each other and their sources; its key is the
 /// option at fault.
-LaunchSpec resolve(const Options& options, const HostInfo& host_info);
+LaunchSpec resolve(const Options& options, const NodeInfo& node_info);
 
 /// Whether the ranks find each other in memory of this node (collective/shm), which the launcher makes. They
 /// use it with other backends too: no address has to be free then.

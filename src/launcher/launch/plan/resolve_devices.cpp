@@ -23,9 +23,9 @@ bool is_of_cpus(const std::string& backend) {
   return backend == "serial" || backend == "shm" || backend == "gloo";
 }
 
-std::vector<std::string> available_backends(const HostInfo& host_info) {
+std::vector<std::string> available_backends(const NodeInfo& node_info) {
   auto names = backends();
-  if (host_info.gpus == 0) std::erase(names, "nccl");
+  if (node_info.gpus == 0) std::erase(names, "nccl");
   return names;
 }
 
@@ -34,7 +34,7 @@ void check_backend_name(const Resolution& r) {
   if (name == "auto" || std::ranges::find(backends(), name) != backends().end() ||
       device_kind_of_backend(name) != nullptr)
     return;
-  auto known = available_backends(r.host_info);
+  auto known = available_backends(r.node_info);
   known.emplace_back("auto");
   refuse("backend", fmt::format("unknown backend '{}'; available are {}{}", name, fmt::join(known, ", "),
                                 base::did_you_mean(name, known)));
@@ -79,15 +79,15 @@ const DeviceKind* asked_kind(const Resolution& r) {
   if (kind.devices == nullptr)
     why = fmt::format("no {} device is present: this build has no driver for them; it has drivers for {}",
                       kind.name, fmt::join(drivers, " and "));
-  else if (kind.count(r.host_info) == 0)
+  else if (kind.count(r.node_info) == 0)
     why = fmt::format("this machine has no {}", kind.label);
   else
-    why = fmt::format("none of the {} {}s of this machine is visible: {} is '{}'", kind.count(r.host_info),
+    why = fmt::format("none of the {} {}s of this machine is visible: {} is '{}'", kind.count(r.node_info),
                       kind.label, kind.visible, r.variable(kind.visible.c_str()));
   const auto& key = selection(r.options, kind).empty() ? std::string("backend") : kind.option;
   const bool by_backend = device_kind_of_backend(r.options.backend) == &kind;
   refuse(key, fmt::format("{}, but {}{}", asked_by(r, kind), why,
-                          by_backend ? "; use backend shm on one host, gloo over several" : ""));
+                          by_backend ? "; use backend shm on one node, gloo over several" : ""));
 }
 
 int default_nprocs(Resolution& r) {
@@ -97,7 +97,7 @@ int default_nprocs(Resolution& r) {
   }
   if (r.spec.xla.form == WorkerForm::worker)
     refuse("nprocs",
-           fmt::format("{} names hosts, but not how many devices each of them has; set nprocs or {}",
+           fmt::format("{} names nodes, but not how many devices each of them has; set nprocs or {}",
                        r.worker_source, variable::gpu_num_devices));
   if (r.options.backend == "serial") {
     r.from("nprocs", "default: serial is one process");
@@ -106,14 +106,14 @@ int default_nprocs(Resolution& r) {
   if (r.kind->name == "cpu") {
     // A backend for CPUs on a node with GPUs: as many processes as without it.
     const auto& gpu = device_kind("gpu");
-    const auto gpus = static_cast<int>(visible_devices(gpu, r.host_info).size());
+    const auto gpus = static_cast<int>(visible_devices(gpu, r.node_info).size());
     r.from("nprocs",
-           gpus > 0 ? visible_source(gpu, r.host_info) : fmt::format("default: {} cores", r.host_info.cores));
-    return gpus > 0 ? gpus : r.host_info.cores;
+           gpus > 0 ? visible_source(gpu, r.node_info) : fmt::format("default: {} cores", r.node_info.cores));
+    return gpus > 0 ? gpus : r.node_info.cores;
   }
   const auto& selected = selection(r.options, *r.kind);
-  r.from("nprocs", selected.empty() ? visible_source(*r.kind, r.host_info) : "option " + r.kind->option);
-  return static_cast<int>(selected.empty() ? visible_devices(*r.kind, r.host_info).size()
+  r.from("nprocs", selected.empty() ? visible_source(*r.kind, r.node_info) : "option " + r.kind->option);
+  return static_cast<int>(selected.empty() ? visible_devices(*r.kind, r.node_info).size()
                                            : base::split(selected, ',').size());
 }
 
@@ -126,7 +126,7 @@ std::vector<std::string> selected_devices(const Resolution& r, const std::vector
     if (std::ranges::find(visible, id) == visible.end())
       refuse(kind.option,
              fmt::format("option {} is '{}', but {} '{}' is not among the visible ones ({}; {})", kind.option,
-                         option, kind.label, id, fmt::join(visible, ","), visible_source(kind, r.host_info)));
+                         option, kind.label, id, fmt::join(visible, ","), visible_source(kind, r.node_info)));
     if (!seen.insert(id).second)
       refuse(kind.option, fmt::format("option {} is '{}', which has {} '{}' twice; name it once, and set "
                                       "oversubscribe to let processes share it",
@@ -144,11 +144,11 @@ std::vector<std::string> selected_devices(const Resolution& r, const std::vector
 }  // namespace
 
 // Reads the variable as the driver does: the list ends before the first id that does not exist.
-std::vector<std::string> visible_devices(const DeviceKind& kind, const HostInfo& host_info) {
-  const int count = kind.count(host_info);
+std::vector<std::string> visible_devices(const DeviceKind& kind, const NodeInfo& node_info) {
+  const int count = kind.count(node_info);
   std::vector<std::string> ids;
-  const auto list = host_info.environment.find(kind.visible);
-  if (kind.visible.empty() || list == host_info.environment.end()) {
+  const auto list = node_info.environment.find(kind.visible);
+  if (kind.visible.empty() || list == node_info.environment.end()) {
     for (int id = 0; id < count; ++id) ids.push_back(std::to_string(id));
     return ids;
   }
@@ -160,10 +160,10 @@ std::vector<std::string> visible_devices(const DeviceKind& kind, const HostInfo&
   return ids;
 }
 
-std::string visible_source(const DeviceKind& kind, const HostInfo& host_info) {
-  return host_info.environment.contains(kind.visible)
+std::string visible_source(const DeviceKind& kind, const NodeInfo& node_info) {
+  return node_info.environment.contains(kind.visible)
              ? "environment " + kind.visible
-             : fmt::format("default: {} {}s", kind.count(host_info), kind.label);
+             : fmt::format("default: {} {}s", kind.count(node_info), kind.label);
 }
 
 void choose_device(Resolution& r) {
@@ -171,12 +171,12 @@ void choose_device(Resolution& r) {
   const auto& gpu = device_kind("gpu");
   r.kind = asked_kind(r);
   if (r.kind != nullptr) {
-    if (visible_devices(*r.kind, r.host_info).empty()) refuse_absent(r, *r.kind);
+    if (visible_devices(*r.kind, r.node_info).empty()) refuse_absent(r, *r.kind);
     r.from("device", asked_by(r, *r.kind));
   } else if (is_of_cpus(r.options.backend)) {
     r.kind = &device_kind("cpu");
     r.from("device", "backend " + r.options.backend);
-    if (const auto idle = visible_devices(gpu, r.host_info); !idle.empty())
+    if (const auto idle = visible_devices(gpu, r.node_info); !idle.empty())
       r.warn(fmt::format("backend {} computes on CPUs; the visible GPUs ({}) are not used", r.options.backend,
                          fmt::join(idle, ",")));
   } else if (r.spec.xla.form == WorkerForm::tpu) {
@@ -186,9 +186,9 @@ void choose_device(Resolution& r) {
         "the TPU form of workers is used, but this build has no driver for TPUs: the processes compute on "
         "CPUs");
   } else {
-    const bool has_gpus = !visible_devices(gpu, r.host_info).empty();
+    const bool has_gpus = !visible_devices(gpu, r.node_info).empty();
     r.kind = has_gpus ? &gpu : &device_kind("cpu");
-    r.from("device", has_gpus ? visible_source(gpu, r.host_info) : "default: no GPU is visible");
+    r.from("device", has_gpus ? visible_source(gpu, r.node_info) : "default: no GPU is visible");
   }
   r.spec.device = r.kind->name;
 }
@@ -202,11 +202,11 @@ void choose_nprocs(Resolution& r) {
     r.from("nprocs", from_option);
   }
   if (spec.xla.devices > 0 && spec.nprocs > spec.xla.devices && !r.options.oversubscribe)
-    refuse("nprocs", fmt::format("nprocs is {}, but each host has {} devices ({})", spec.nprocs,
+    refuse("nprocs", fmt::format("nprocs is {}, but each node has {} devices ({})", spec.nprocs,
                                  spec.xla.devices, spec.sources.at("configured_devices")));
-  if (r.kind->name == "cpu" && spec.nprocs > r.host_info.cores)
+  if (r.kind->name == "cpu" && spec.nprocs > r.node_info.cores)
     r.warn(fmt::format("{} processes (nprocs) are more than the {} cores: they will wait for each other",
-                       spec.nprocs, r.host_info.cores));
+                       spec.nprocs, r.node_info.cores));
 }
 
 void choose_backend(Resolution& r) {
@@ -218,15 +218,15 @@ void choose_backend(Resolution& r) {
              fmt::format("backend serial is for a world of one process, but this one has {} (nprocs is {})",
                          spec.world_size, spec.nprocs));
     if (asked == "shm" && spec.nnodes > 1)
-      refuse("backend", fmt::format("backend shm is for processes on one host, but there are {} hosts; use "
+      refuse("backend", fmt::format("backend shm is for processes on one node, but there are {} nodes; use "
                                     "gloo",
                                     spec.nnodes));
     spec.backend = asked;
     r.from("backend", from_option);
   } else if (spec.device == "cpu") {
     spec.backend = spec.nnodes > 1 ? "gloo" : "shm";
-    r.from("backend", spec.nnodes > 1 ? fmt::format("default: CPUs of {} hosts", spec.nnodes)
-                                      : "default: CPUs of one host");
+    r.from("backend", spec.nnodes > 1 ? fmt::format("default: CPUs of {} nodes", spec.nnodes)
+                                      : "default: CPUs of one node");
   } else {
     spec.backend = r.kind->backend;
     r.from("backend", fmt::format("default: {}s", r.kind->label));
@@ -237,7 +237,7 @@ void choose_visible_devices(Resolution& r) {
   auto& spec = r.spec;
   const auto& kind = *r.kind;
   if (kind.name == "cpu") return r.from("visible_devices", "default: CPUs are not assigned to processes");
-  auto devices = visible_devices(kind, r.host_info);
+  auto devices = visible_devices(kind, r.node_info);
   if (!selection(r.options, kind).empty()) {
     devices = selected_devices(r, devices);
     r.from("visible_devices", "option " + kind.option);
@@ -246,8 +246,8 @@ void choose_visible_devices(Resolution& r) {
       refuse("nprocs", fmt::format("nprocs is {}, but {} {}s are visible ({}; {}); set oversubscribe to let "
                                    "processes share them",
                                    spec.nprocs, devices.size(), kind.label, fmt::join(devices, ","),
-                                   visible_source(kind, r.host_info)));
-    r.from("visible_devices", visible_source(kind, r.host_info));
+                                   visible_source(kind, r.node_info)));
+    r.from("visible_devices", visible_source(kind, r.node_info));
   }
   for (int i = 0; i < spec.nprocs; ++i)
     spec.visible_devices.push_back(devices[static_cast<std::size_t>(i) % devices.size()]);

@@ -10,15 +10,15 @@
 namespace accelmgr::launch {
 namespace {
 
-void read_worker_hosts(Resolution& r) {
+void read_worker_nodes(Resolution& r) {
   const auto take = [&](WorkerList list, std::string source) {
     r.spec.xla.form = list.form;
-    r.spec.xla.nodes = std::move(list.hosts);
+    r.spec.xla.nodes = std::move(list.nodes);
     r.worker_source = std::move(source);
   };
   if (!r.options.workers.empty()) return take(parse_workers(r.options.workers), "option workers");
   for (const char* name : {variable::tpu_config, variable::workers}) {
-    const auto value = r.environment_of_hosts(name);
+    const auto value = r.environment_of_nodes(name);
     if (value.empty()) continue;
     const auto source = fmt::format("environment {}", name);
     try {
@@ -36,7 +36,7 @@ void read_form_of_environment(Resolution& r) {
   for (const auto& [name, form] : {std::pair(variable::tpu_num_devices, WorkerForm::tpu),
                                    std::pair(variable::gpu_num_devices, WorkerForm::worker),
                                    std::pair(variable::local_worker, WorkerForm::worker)}) {
-    if (r.environment_of_hosts(name).empty()) continue;
+    if (r.environment_of_nodes(name).empty()) continue;
     r.spec.xla.form = form;
     r.worker_source = fmt::format("environment {}", name);
     return;
@@ -46,7 +46,7 @@ void read_form_of_environment(Resolution& r) {
 void read_configured_devices(Resolution& r) {
   const bool is_tpu = r.spec.xla.form == WorkerForm::tpu;
   const char* name = is_tpu ? variable::tpu_num_devices : variable::gpu_num_devices;
-  const auto value = r.environment_of_hosts(name);
+  const auto value = r.environment_of_nodes(name);
   if (value.empty()) {
     r.spec.xla.devices = is_tpu ? tpu_devices : 0;
     return r.from("configured_devices", is_tpu ? "default: the TPU form" : "default: none");
@@ -62,7 +62,7 @@ void read_configured_devices(Resolution& r) {
 // The name of this node: from the environment, otherwise its entry in the worker string.
 void choose_local_worker(Resolution& r) {
   auto& spec = r.spec;
-  spec.xla.local_worker = r.environment_of_hosts(variable::local_worker);
+  spec.xla.local_worker = r.environment_of_nodes(variable::local_worker);
   if (!spec.xla.local_worker.empty()) {
     parse_local_worker(
         spec.xla.local_worker);  // Only a check: with the option node_rank it is not read before.
@@ -70,15 +70,15 @@ void choose_local_worker(Resolution& r) {
   }
   if (spec.xla.nodes.empty())
     refuse("workers",
-           fmt::format("{} is set, but it is not known which worker this host is; set workers, {} or {}",
+           fmt::format("{} is set, but it is not known which worker this node is; set workers, {} or {}",
                        r.worker_source, variable::tpu_config, variable::local_worker));
-  const auto& host = spec.xla.nodes.at(static_cast<std::size_t>(spec.node_rank));
-  spec.xla.local_worker = fmt::format("{}:{}", host.name, host.ordinal);
+  const auto& node = spec.xla.nodes.at(static_cast<std::size_t>(spec.node_rank));
+  spec.xla.local_worker = fmt::format("{}:{}", node.name, node.ordinal);
 }
 
 void choose_service_address(Resolution& r) {
   auto& spec = r.spec;
-  const auto configured = r.environment_of_hosts(variable::service_address);
+  const auto configured = r.environment_of_nodes(variable::service_address);
   const auto variable_name = fmt::format("environment {}", variable::service_address);
   if (!configured.empty()) {
     try {
@@ -101,26 +101,26 @@ void choose_endpoints(Resolution& r) {
     for (const auto& worker : spec.xla.workers) spec.endpoints.push_back(text(worker.address));
     return r.from("endpoints", "workers");
   }
-  auto hosts = spec.ips;
-  if (hosts.empty() && spec.nnodes == 1) hosts.push_back(spec.master_addr);
-  const bool known = spec.master_port > 0 && static_cast<int>(hosts.size()) == spec.nnodes &&
+  auto nodes = spec.ips;
+  if (nodes.empty() && spec.nnodes == 1) nodes.push_back(spec.master_addr);
+  const bool known = spec.master_port > 0 && static_cast<int>(nodes.size()) == spec.nnodes &&
                      spec.world_size == spec.nnodes * spec.nprocs &&
                      spec.master_port + spec.nprocs - 1 <= ipc::highest_port;
   if (!known) return r.from("endpoints", "default: none is known");
-  for (const auto& host : hosts)
+  for (const auto& node : nodes)
     for (int i = 0; i < spec.nprocs; ++i)
-      spec.endpoints.push_back(text(ipc::HostPort{host, spec.master_port + i}));
+      spec.endpoints.push_back(text(ipc::HostPort{node, spec.master_port + i}));
   r.from("endpoints", "ips, master_port");
 }
 
 }  // namespace
 
-std::string Resolution::environment_of_hosts(const char* name) const {
+std::string Resolution::environment_of_nodes(const char* name) const {
   return variable(variable::ordinal).empty() ? variable(name) : "";
 }
 
 void read_worker_form(Resolution& r) {
-  read_worker_hosts(r);
+  read_worker_nodes(r);
   if (r.spec.xla.form == WorkerForm::none) read_form_of_environment(r);
   r.from("worker_form", r.spec.xla.form == WorkerForm::none ? "default" : r.worker_source);
   if (r.spec.xla.form != WorkerForm::none) read_configured_devices(r);

@@ -47,7 +47,7 @@ std::vector<std::pair<int, int>> WorkerPorts::descriptors(int local_index) const
   return handed;
 }
 
-WorkerPorts bind_worker_ports(LaunchSpec& spec, const HostInfo& host_info) {
+WorkerPorts bind_worker_ports(LaunchSpec& spec, const NodeInfo& node_info) {
   WorkerPorts ports;
   if (spec.xla.form == WorkerForm::none || spec.nnodes > 1) return ports;
   if (spec.xla.form == WorkerForm::worker && spec.xla.nodes.empty()) {
@@ -56,7 +56,7 @@ WorkerPorts bind_worker_ports(LaunchSpec& spec, const HostInfo& host_info) {
       ports.workers.push_back(bind_port());
       numbers.push_back(ports.workers.back().port);
     }
-    spec.xla.workers = local_workers(host_info.hostname, numbers);
+    spec.xla.workers = local_workers(node_info.hostname, numbers);
     spec.xla.workers_bound = true;
     spec.sources["workers"] = "ports bound here";
     spec.endpoints.clear();
@@ -65,7 +65,7 @@ WorkerPorts bind_worker_ports(LaunchSpec& spec, const HostInfo& host_info) {
   }
   if (spec.nprocs > 1 && spec.xla.service_address.empty()) {
     ports.service = bind_port();
-    spec.xla.service_address = text(ipc::HostPort{host_info.hostname, ports.service.port});
+    spec.xla.service_address = text(ipc::HostPort{node_info.hostname, ports.service.port});
     spec.xla.service_bound = true;
     spec.sources["service_address"] = "port bound here";
   }

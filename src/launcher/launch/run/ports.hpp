@@ -31,6 +31,6 @@ struct WorkerPorts {
 
 /// Binds the ports that the launch spec needs and writes their addresses into it. Does nothing for a launch
 /// spec of several nodes or without worker form.
-WorkerPorts bind_worker_ports(LaunchSpec& spec, const HostInfo& host_info);
+WorkerPorts bind_worker_ports(LaunchSpec& spec, const NodeInfo& node_info);
 
 }  // namespace accelmgr::launch

@@ -7,7 +7,7 @@
 #include "base/log.hpp"
 #include "base/timing.hpp"
 #include "launcher/collective/shm/factory.hpp"
-#include "launcher/launch/plan/environment.hpp"
+#include "launcher/launch/plan/child_environment.hpp"
 #include "launcher/launch/plan/environment_scope.hpp"
 #include "launcher/launch/plan/launch_spec.hpp"
 #include "launcher/launch/plan/variables.hpp"
@@ -62,20 +62,20 @@ base::UniqueFd make_world_memory(const LaunchSpec& spec) {
 
 /// A launch before its start: the launch spec, and the ports and memory that the processes get.
 struct Launch {
-  HostInfo host_info = this_host();
+  NodeInfo node_info = this_node();
   LaunchSpec spec;
   WorkerPorts ports;
   base::UniqueFd world_memory;
 
-  explicit Launch(const Options& options) : spec(resolve(options, host_info)) {
+  explicit Launch(const Options& options) : spec(resolve(options, node_info)) {
     for (const auto& warning : spec.warnings) base::log().warn("{}", warning);
-    ports = bind_worker_ports(spec, host_info);
+    ports = bind_worker_ports(spec, node_info);
     world_memory = make_world_memory(spec);
     if (options.print_config) fmt::print("{}", text(spec));
   }
 
   std::map<std::string, std::string> environment(int local_index) const {
-    auto variables = child_environment(spec, local_index, host_info);
+    auto variables = child_environment(spec, local_index, node_info);
     variables[variable::serial_memory] = serial_memory_path();
     if (world_memory)
       variables[variable::world_memory] = fmt::format("/proc/{}/fd/{}", getpid(), world_memory.get());

@@ -33,8 +33,8 @@ def spawn(
     ConfigError (a ValueError) for an unknown backend and for invalid options. Raises SpawnError, with rank and
     traceback, when a process fails; then the others are ended.
     """
-    hosts = ("nnodes", "node_rank", "master_addr", "master_port", "init_method", "timeout")
-    options.known_only("spawn", kwargs, (*hosts, "join", "daemon", "start_method"))
+    nodes = ("nnodes", "node_rank", "master_addr", "master_port", "init_method", "timeout")
+    options.known_only("spawn", kwargs, (*nodes, "join", "daemon", "start_method"))
     join, daemon = bool(kwargs.get("join", True)), bool(kwargs.get("daemon", False))
     method = str(kwargs.get("start_method") or "spawn")
     target = Target(fn, tuple(args), dict(kwargs_dict or {}), with_rank=True, around=within)

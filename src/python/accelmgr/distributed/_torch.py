@@ -55,7 +55,7 @@ def _number(name: str) -> int | None:
     return int(text) if text.isdigit() else None
 
 
-def _on_one_host() -> bool:
+def _on_one_node() -> bool:
     address = os.environ.get("MASTER_ADDR", "")
     return dist.get_world_size() == 1 or address in ("localhost", "::1") or address.startswith("127.")
 
@@ -70,7 +70,7 @@ def ranks_of(group: Any) -> list[int] | None:
 
 
 _UNKNOWN = (
-    "it is not known which ranks of this process group share a host, as no launcher set the environment: call "
+    "it is not known which ranks of this process group share a node, as no launcher set the environment: call "
     "set_local_rank() first, or set LOCAL_RANK and LOCAL_WORLD_SIZE"
 )
 
@@ -90,13 +90,13 @@ class TorchContext:
         return int(dist.get_world_size())
 
     def local_rank(self) -> int:
-        for known in (_local_rank, _number("LOCAL_RANK"), self.rank() if _on_one_host() else None):
+        for known in (_local_rank, _number("LOCAL_RANK"), self.rank() if _on_one_node() else None):
             if known is not None:
                 return known
         raise UsageError(_UNKNOWN)
 
     def nproc_per_node(self) -> int:
-        known = _number("LOCAL_WORLD_SIZE") or (self.world_size() if _on_one_host() else None)
+        known = _number("LOCAL_WORLD_SIZE") or (self.world_size() if _on_one_node() else None)
         if known is None:
             raise UsageError(_UNKNOWN)
         return known

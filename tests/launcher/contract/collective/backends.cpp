@@ -3,7 +3,7 @@
 #include <mutex>
 #include <stdexcept>
 
-#include "launcher/collective/hosts/hosts.hpp"
+#include "launcher/collective/nodes/nodes.hpp"
 #include "launcher/collective/serial.hpp"
 #include "launcher/collective/shm/factory.hpp"
 #include "launcher/distributed/store/file_store.hpp"
@@ -59,17 +59,17 @@ Prepared folder_for_store(int) {
 
 /// Meets the other ranks in the store of `prepared`.
 std::shared_ptr<Communicator> meet(const Prepared& prepared, int rank, int size, double timeout_s,
-                                   const std::string& host) {
+                                   const std::string& node) {
   Membership membership;
   membership.rank = rank;
   membership.size = size;
   membership.backend = "gloo";
   membership.timeout_s = timeout_s;
-  membership.host = host;
+  membership.node = node;
   return rendezvous(store_at(prepared.text, timeout_s), "world", membership);
 }
 
-/// Every rank counts as a host of its own: all of them communicate over gloo.
+/// Every rank counts as a node of its own: all of them communicate over gloo.
 Backend gloo_threads() {
   Backend backend;
   backend.name = "gloo";
@@ -77,7 +77,7 @@ Backend gloo_threads() {
   backend.starts = {Start::threads};
   backend.prepare = folder_for_store;
   backend.join = [](const Prepared& prepared, int rank, int size, double timeout_s) {
-    return meet(prepared, rank, size, timeout_s, "host of rank " + std::to_string(rank));
+    return meet(prepared, rank, size, timeout_s, "node of rank " + std::to_string(rank));
   };
   return backend;
 }
@@ -91,40 +91,40 @@ Backend gloo_processes() {
   return backend;
 }
 
-/// One host that works like one of several: it has a leader, but there are no other leaders.
-Backend gloo_on_one_host() {
+/// One node that works like one of several: it has a leader, but there are no other leaders.
+Backend gloo_on_one_node() {
   Backend backend = gloo_threads();
-  backend.name = "gloo_on_one_host";
+  backend.name = "gloo_on_one_node";
   backend.sizes = {3};
   backend.join = [](const Prepared& prepared, int rank, int size, double timeout_s) {
-    return meet(prepared, rank, size, timeout_s, host_key());
+    return meet(prepared, rank, size, timeout_s, node_key());
   };
   return backend;
 }
 
-/// Ranks of this machine that count as those of two hosts: halves, or in turn if they are odd in number. For
-/// hosts that share nothing see tests/launcher/collective/hosts_test.cpp.
-Backend gloo_on_two_hosts() {
+/// Ranks of this machine that count as those of two nodes: halves, or in turn if they are odd in number. For
+/// nodes that share nothing see tests/launcher/collective/two_nodes_test.cpp.
+Backend gloo_on_two_nodes() {
   Backend backend = gloo_threads();
-  backend.name = "gloo_on_two_hosts";
+  backend.name = "gloo_on_two_nodes";
   backend.sizes = {3, 4, 5, 7};
-  // Each host reduces the data of its own ranks first.
+  // Each node reduces the data of its own ranks first.
   backend.in_rank_order = false;
-  // A rank hears of other hosts from its leader alone: not while the leader is late, and not before it has
-  // waited for the ranks of its own host. A leader that waits for them may be named in place of the one that
+  // A rank hears of other nodes from its leader alone: not while the leader is late, and not before it has
+  // waited for the ranks of its own node. A leader that waits for them may be named in place of the one that
   // is late.
   backend.exceptions = {"Absent.AreAllNamed", "Group.IsMadeAtASecondTryAfterOneMemberWasLate",
                         "Death.IsToldToAllEvenIfOneComesMuchLater"};
   backend.join = [](const Prepared& prepared, int rank, int size, double timeout_s) {
-    const int host = size % 2 == 0 ? 2 * rank / size : rank % 2;
-    return meet(prepared, rank, size, timeout_s, "host " + std::to_string(host));
+    const int node = size % 2 == 0 ? 2 * rank / size : rank % 2;
+    return meet(prepared, rank, size, timeout_s, "node " + std::to_string(node));
   };
   return backend;
 }
 
-Backend gloo_on_two_hosts_processes() {
-  Backend backend = gloo_on_two_hosts();
-  backend.name = "gloo_on_two_hosts_processes";
+Backend gloo_on_two_nodes_processes() {
+  Backend backend = gloo_on_two_nodes();
+  backend.name = "gloo_on_two_nodes_processes";
   backend.sizes = {4};
   backend.starts = {Start::forked};
   return backend;
@@ -149,9 +149,9 @@ const std::vector<Backend>& backends() {
                                         shm(),
                                         gloo_threads(),
                                         gloo_processes(),
-                                        gloo_on_one_host(),
-                                        gloo_on_two_hosts(),
-                                        gloo_on_two_hosts_processes()};
+                                        gloo_on_one_node(),
+                                        gloo_on_two_nodes(),
+                                        gloo_on_two_nodes_processes()};
   return all;
 }
 

@@ -53,7 +53,7 @@ struct Place {
 /// loopback address, the world is taken to be on one node.
 Place place_of(const Environment& environment);
 
-/// The place of rank `rank`, where hosts[i] is the node of rank i. Nodes are numbered by their lowest ranks.
-Place place_among(int rank, const std::vector<std::string>& hosts);
+/// The place of rank `rank`, where nodes[i] is the node of rank i. Nodes are numbered by their lowest ranks.
+Place place_among(int rank, const std::vector<std::string>& nodes);
 
 }  // namespace accelmgr::distributed

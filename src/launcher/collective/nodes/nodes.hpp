@@ -14,10 +14,10 @@ namespace accelmgr::collective {
 
 /// Identifies a node: boot, pid namespace and network namespace. Two processes have the same key exactly if
 /// they can share memory and open each other's /proc.
-std::string host_key();
+std::string node_key();
 
 /// Returns the ranks of each node, by their keys. Nodes are in the order of their lowest ranks.
-std::vector<std::vector<int>> hosts_of(const std::vector<std::string>& keys);
+std::vector<std::vector<int>> nodes_of(const std::vector<std::string>& keys);
 
 struct Membership {
   int rank = 0;
@@ -26,7 +26,7 @@ struct Membership {
       "auto";  ///< "shm": refused when the ranks are on several nodes; "gloo"; "auto": depends on nodes.
   double timeout_s = 300;
   std::string interface;          ///< Network interface ("eth0"); empty: see local_address().
-  std::string host = host_key();  ///< Ranks with the same key are on the same node.
+  std::string node = node_key();  ///< Ranks with the same key are on the same node.
 };
 
 /// Makes the communicator of a world whose ranks share nothing but a store. Blocks until all ranks have

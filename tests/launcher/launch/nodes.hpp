@@ -1,4 +1,4 @@
-// Hosts for which tests resolve a launch.
+// Nodes for which tests resolve a launch.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -19,7 +19,7 @@ using test::says;
 
 using Environment = std::map<std::string, std::string>;
 
-inline HostInfo cpu_host(int cores, Environment environment = {}) {
+inline NodeInfo cpu_node(int cores, Environment environment = {}) {
   return {.environment = std::move(environment),
           .cores = cores,
           .gpus = 0,
@@ -27,18 +27,18 @@ inline HostInfo cpu_host(int cores, Environment environment = {}) {
           .addresses = {"127.0.0.1", "10.0.0.1", "::1", "fd00::1"}};
 }
 
-/// A host with GPUs.
-inline HostInfo gpu_host(int gpus, Environment environment = {}) {
-  auto host_info = cpu_host(8, std::move(environment));
-  host_info.gpus = gpus;
-  return host_info;
+/// A node with GPUs.
+inline NodeInfo gpu_node(int gpus, Environment environment = {}) {
+  auto node_info = cpu_node(8, std::move(environment));
+  node_info.gpus = gpus;
+  return node_info;
 }
 
-/// Makes it the second of the hosts that the tests name: 10.0.0.1 (node1) and 10.0.0.2 (node2).
-inline HostInfo second(HostInfo host_info) {
-  host_info.hostname = "node2.cluster";
-  host_info.addresses = {"127.0.0.1", "10.0.0.2", "::1", "fd00::2"};
-  return host_info;
+/// Makes it the second of the nodes that the tests name: 10.0.0.1 (node1) and 10.0.0.2 (node2).
+inline NodeInfo second(NodeInfo node_info) {
+  node_info.hostname = "node2.cluster";
+  node_info.addresses = {"127.0.0.1", "10.0.0.2", "::1", "fd00::2"};
+  return node_info;
 }
 
 }  // namespace accelmgr::launch

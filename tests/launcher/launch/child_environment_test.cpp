@@ -1,12 +1,12 @@
 // Tests of the environment of each launched process: a table for each kind of launch, with a row for each
 // variable.
-#include "launcher/launch/plan/environment.hpp"
+#include "launcher/launch/plan/child_environment.hpp"
 
 #include <functional>
 #include <optional>
 #include <ostream>
 
-#include "launcher/launch/hosts.hpp"
+#include "launcher/launch/nodes.hpp"
 #include "launcher/launch/run/ports.hpp"
 
 namespace accelmgr::launch {
@@ -22,7 +22,7 @@ struct Row {
 
 struct Launch {
   std::string name;
-  HostInfo host_info;
+  NodeInfo node_info;
   Options options;
   std::vector<Row> rows;
 };
@@ -47,10 +47,10 @@ class ChildEnvironment : public ::testing::TestWithParam<Launch> {};
 
 TEST_P(ChildEnvironment, HasEveryVariableOfTheTable) {
   const auto& launch = GetParam();
-  auto spec = resolve(launch.options, launch.host_info);
+  auto spec = resolve(launch.options, launch.node_info);
   if (spec.xla.form == WorkerForm::worker && spec.xla.nodes.empty()) tell_ports(spec);
   for (int i = 0; i < spec.nprocs; ++i) {
-    const auto child = child_environment(spec, i, launch.host_info);
+    const auto child = child_environment(spec, i, launch.node_info);
     for (const auto& row : launch.rows) {
       ASSERT_EQ(row.values.size(), static_cast<std::size_t>(spec.nprocs)) << row.variable;
       EXPECT_EQ(value_in(child, row.variable), row.values[static_cast<std::size_t>(i)])
@@ -85,8 +85,8 @@ Options two_processes(const std::function<void(Options&)>& change = {}) {
   return options;
 }
 
-const Launch one_cpu_host = {"OneCpuHost",
-                             cpu_host(8, inherited),
+const Launch one_cpu_node = {"OneCpuNode",
+                             cpu_node(8, inherited),
                              two_processes([](Options& o) {
                                o.environment = {{"EXTRA", "1"}, {"HOME", "/else"}};
                              }),
@@ -125,9 +125,9 @@ const Launch one_cpu_host = {"OneCpuHost",
                               {"EXTRA", both("1")},
                               {"HOME", both("/else")}}};
 
-const Launch second_of_two_cpu_hosts = {
-    "SecondOfTwoCpuHosts",
-    second(cpu_host(1, with({{"OMP_NUM_THREADS", "3"}}))),
+const Launch second_of_two_cpu_nodes = {
+    "SecondOfTwoCpuNodes",
+    second(cpu_node(1, with({{"OMP_NUM_THREADS", "3"}}))),
     two_processes([](Options& o) {
       o.ips = "10.0.0.1,10.0.0.2";
       o.master_port = 29500;
@@ -152,8 +152,8 @@ const Launch second_of_two_cpu_hosts = {
      {"OMP_NUM_THREADS", both("3")},
      {"HOME", both("/root")}}};
 
-const Launch one_gpu_host = {"OneGpuHost",
-                             gpu_host(4, with({{"CUDA_VISIBLE_DEVICES", "3,1,2"}})),
+const Launch one_gpu_node = {"OneGpuNode",
+                             gpu_node(4, with({{"CUDA_VISIBLE_DEVICES", "3,1,2"}})),
                              two_processes(),
                              {{"CUDA_VISIBLE_DEVICES", both("3,1")},
                               {"ACCELMGR_SELECTED_GPUS", {"3", "1"}},
@@ -163,29 +163,29 @@ const Launch one_gpu_host = {"OneGpuHost",
                               {"XPU_VISIBLE_DEVICES", both(absent)}}};
 
 const Launch selected_gpus = {"SelectedGpus",
-                              gpu_host(8, inherited),
+                              gpu_node(8, inherited),
                               two_processes([](Options& o) { o.gpus = "5,4"; }),
                               {{"CUDA_VISIBLE_DEVICES", both("5,4")},
                                {"ACCELMGR_SELECTED_GPUS", {"5", "4"}},
                                {"FLAGS_selected_gpus", {"0", "1"}}}};
 
 const Launch shared_gpu = {"SharedGpu",
-                           gpu_host(1, inherited),
+                           gpu_node(1, inherited),
                            two_processes([](Options& o) { o.oversubscribe = true; }),
                            {{"CUDA_VISIBLE_DEVICES", both("0")},
                             {"FLAGS_selected_gpus", both("0")},
                             {"ACCELMGR_MP_DEVICE", {"GPU:0", "GPU:1"}}}};
 
 const Launch cpus_beside_gpus = {"CpusBesideGpus",
-                                 gpu_host(1, with({{"CUDA_VISIBLE_DEVICES", "0"}})),
+                                 gpu_node(1, with({{"CUDA_VISIBLE_DEVICES", "0"}})),
                                  two_processes([](Options& o) { o.backend = "shm"; }),
                                  {{"CUDA_VISIBLE_DEVICES", both("0")},
                                   {"ACCELMGR_SELECTED_GPUS", both(absent)},
                                   {"ACCELMGR_MP_DEVICE", {"CPU:0", "CPU:1"}}}};
 
-const Launch worker_form_on_one_host = {
-    "WorkerFormOnOneHost",
-    gpu_host(2, with({{"ACCELMGR_GPU_NUM_DEVICES", "2"}})),
+const Launch worker_form_on_one_node = {
+    "WorkerFormOnOneNode",
+    gpu_node(2, with({{"ACCELMGR_GPU_NUM_DEVICES", "2"}})),
     {},
     {{"ACCELMGR_ORDINAL", {"0", "1"}},
      {"ACCELMGR_LOCAL_ORDINAL", {"0", "1"}},
@@ -213,9 +213,9 @@ constexpr const char* gpu_map =
 constexpr const char* expanded =
     "c:0;grpc://10.0.0.1:5000|c:1;grpc://10.0.0.1:5001|c:2;grpc://10.0.0.2:6000|c:3;grpc://10.0.0.2:6001";
 
-const Launch worker_form_on_two_hosts = {
-    "WorkerFormOnTwoHosts",
-    second(gpu_host(2, with({{"ACCELMGR_GPU_NUM_DEVICES", "2"},
+const Launch worker_form_on_two_nodes = {
+    "WorkerFormOnTwoNodes",
+    second(gpu_node(2, with({{"ACCELMGR_GPU_NUM_DEVICES", "2"},
                              {"ACCELMGR_WORLD_SIZE", "2"},
                              {"ACCELMGR_LOCAL_WORKER", "c:1"},
                              {"ACCELMGR_WORKERS", "c:0;10.0.0.1:5000|c:1;grpc://10.0.0.2:6000"}}))),
@@ -239,7 +239,7 @@ const Launch worker_form_on_two_hosts = {
 
 const Launch worker_form_on_cpus = {
     "WorkerFormOnCpus",
-    second(cpu_host(4, with({{"ACCELMGR_SERVICE_ADDRESS", "10.0.0.1:7000"}}))),
+    second(cpu_node(4, with({{"ACCELMGR_SERVICE_ADDRESS", "10.0.0.1:7000"}}))),
     two_processes([](Options& o) { o.workers = "c:0;10.0.0.1:5000|c:1;10.0.0.2:6000"; }),
     {{"ACCELMGR_ORDINAL", {"2", "3"}},
      {"ACCELMGR_MP_DEVICE", {"CPU:2", "CPU:3"}},
@@ -254,12 +254,12 @@ const Launch worker_form_on_cpus = {
 
 const Launch one_worker = {
     "OneProcessOfTheWorkerForm",
-    cpu_host(4, inherited),
+    cpu_node(4, inherited),
     {.nprocs = 1, .workers = "c:0;10.0.0.1:5000"},
     {{"ACCELMGR_WORKERS", {"c:0;grpc://10.0.0.1:5000"}}, {"ACCELMGR_SERVICE_ADDRESS", {absent}}}};
 
 const Launch tpu_form = {"TpuForm",
-                         cpu_host(8, with({{"ACCELMGR_TPU_CONFIG", "tpu_worker;0;10.0.0.1:8470"},
+                         cpu_node(8, with({{"ACCELMGR_TPU_CONFIG", "tpu_worker;0;10.0.0.1:8470"},
                                            {"ACCELMGR_TPU_NUM_DEVICES", "2"}})),
                          {},
                          {{"ACCELMGR_ORDINAL", {"0", "1"}},
@@ -273,9 +273,9 @@ const Launch tpu_form = {"TpuForm",
                           {"ACCELMGR_DEVICE_MAP", both(absent)},
                           {"CUDA_VISIBLE_DEVICES", both(absent)}}};
 
-const Launch tpu_form_on_two_hosts = {
-    "TpuFormOnTwoHosts",
-    second(cpu_host(8, with({{"ACCELMGR_LOCAL_WORKER", "t:1"}}))),
+const Launch tpu_form_on_two_nodes = {
+    "TpuFormOnTwoNodes",
+    second(cpu_node(8, with({{"ACCELMGR_LOCAL_WORKER", "t:1"}}))),
     two_processes([](Options& o) { o.workers = "t;0;10.0.0.1:8470|t;1;10.0.0.2:8470"; }),
     {{"ACCELMGR_ORDINAL", {"2", "3"}},
      {"ACCELMGR_WORLD_SIZE", both("4")},
@@ -287,7 +287,7 @@ const Launch tpu_form_on_two_hosts = {
 
 // A launch inside a launch: variables that gave this process its own place are not passed on to its children.
 const Launch within_a_launch = {"WithinALaunch",
-                                cpu_host(8, with({{"ACCELMGR_ORDINAL", "3"},
+                                cpu_node(8, with({{"ACCELMGR_ORDINAL", "3"},
                                                   {"ACCELMGR_WORLD_SIZE", "4"},
                                                   {"ACCELMGR_LOCAL_WORKER", "c:3"},
                                                   {"ACCELMGR_WORKERS", expanded},
@@ -303,37 +303,37 @@ const Launch within_a_launch = {"WithinALaunch",
                                  {"ACCELMGR_SERVICE_ADDRESS", both(absent)}}};
 
 INSTANTIATE_TEST_SUITE_P(Launch, ChildEnvironment,
-                         ::testing::Values(one_cpu_host, second_of_two_cpu_hosts, one_gpu_host, selected_gpus,
-                                           shared_gpu, cpus_beside_gpus, worker_form_on_one_host,
-                                           worker_form_on_two_hosts, worker_form_on_cpus, one_worker,
-                                           tpu_form, tpu_form_on_two_hosts, within_a_launch),
+                         ::testing::Values(one_cpu_node, second_of_two_cpu_nodes, one_gpu_node, selected_gpus,
+                                           shared_gpu, cpus_beside_gpus, worker_form_on_one_node,
+                                           worker_form_on_two_nodes, worker_form_on_cpus, one_worker,
+                                           tpu_form, tpu_form_on_two_nodes, within_a_launch),
                          [](const auto& info) { return info.param.name; });
 
 TEST(ChildEnvironment, IsTheSameForEightTpusWithoutANumber) {
-  const auto host_info = cpu_host(8, {{"ACCELMGR_TPU_CONFIG", "t;0;10.0.0.1:8470"}});
-  const auto spec = resolve({}, host_info);
+  const auto node_info = cpu_node(8, {{"ACCELMGR_TPU_CONFIG", "t;0;10.0.0.1:8470"}});
+  const auto spec = resolve({}, node_info);
   EXPECT_EQ(spec.nprocs, 8);
-  EXPECT_EQ(child_environment(spec, 7, host_info).at("ACCELMGR_MP_DEVICE"), "TPU:7");
+  EXPECT_EQ(child_environment(spec, 7, node_info).at("ACCELMGR_MP_DEVICE"), "TPU:7");
 }
 
-// They need no address then: on one host MASTER_PORT is not set.
-TEST(Ranks, MeetInMemoryWithEveryBackendOfOneHost) {
-  EXPECT_TRUE(ranks_meet_in_memory(resolve({.nprocs = 2}, cpu_host(2))));
-  const auto on_gpus = resolve({.nprocs = 2}, gpu_host(2));
+// They need no address then: on one node MASTER_PORT is not set.
+TEST(Ranks, MeetInMemoryWithEveryBackendOfOneNode) {
+  EXPECT_TRUE(ranks_meet_in_memory(resolve({.nprocs = 2}, cpu_node(2))));
+  const auto on_gpus = resolve({.nprocs = 2}, gpu_node(2));
   EXPECT_EQ(on_gpus.backend, "nccl");
   EXPECT_TRUE(ranks_meet_in_memory(on_gpus));
-  EXPECT_FALSE(ranks_meet_in_memory(resolve({.nprocs = 1}, gpu_host(2))));
+  EXPECT_FALSE(ranks_meet_in_memory(resolve({.nprocs = 1}, gpu_node(2))));
   Options options{.nprocs = 2};
   options.ips = "10.0.0.1,10.0.0.2";
   options.node_rank = 0;
-  EXPECT_FALSE(ranks_meet_in_memory(resolve(options, gpu_host(2))));
+  EXPECT_FALSE(ranks_meet_in_memory(resolve(options, gpu_node(2))));
 }
 
 TEST(ChildEnvironment, HasAtLeastOneThread) {
-  const auto host_info = cpu_host(2);
+  const auto node_info = cpu_node(2);
   Options options;
   options.nprocs = 5;
-  EXPECT_EQ(child_environment(resolve(options, host_info), 4, host_info).at("OMP_NUM_THREADS"), "1");
+  EXPECT_EQ(child_environment(resolve(options, node_info), 4, node_info).at("OMP_NUM_THREADS"), "1");
 }
 
 }  // namespace

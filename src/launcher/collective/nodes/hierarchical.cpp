@@ -1,4 +1,4 @@
-#include "launcher/collective/hosts/hierarchical.hpp"
+#include "launcher/collective/nodes/hierarchical.hpp"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -7,7 +7,7 @@
 
 #include "base/fnv1a.hpp"
 #include "base/timing.hpp"
-#include "launcher/collective/hosts/hierarchical_steps.hpp"
+#include "launcher/collective/nodes/hierarchical_steps.hpp"
 #include "launcher/collective/rendezvous/rendezvous.hpp"
 #include "launcher/collective/serial.hpp"
 #include "launcher/collective/shm/factory.hpp"
@@ -18,35 +18,35 @@ namespace accelmgr::collective {
 
 using Cause = CollectiveError::Cause;
 
-HostLayout::HostLayout(std::vector<std::vector<int>> members, int rank) : hosts(std::move(members)) {
-  host = host_of(rank);
+NodeLayout::NodeLayout(std::vector<std::vector<int>> members, int rank) : nodes(std::move(members)) {
+  node = node_of(rank);
   local = local_of(rank);
 }
 
-std::size_t HostLayout::host_of(int member) const noexcept {
+std::size_t NodeLayout::node_of(int member) const noexcept {
   const auto found = std::ranges::find_if(
-      hosts, [member](const auto& host) { return std::ranges::binary_search(host, member); });
-  return static_cast<std::size_t>(found - hosts.begin());
+      nodes, [member](const auto& node) { return std::ranges::binary_search(node, member); });
+  return static_cast<std::size_t>(found - nodes.begin());
 }
 
-std::size_t HostLayout::local_of(int member) const noexcept {
-  const auto& members = hosts[host_of(member)];
+std::size_t NodeLayout::local_of(int member) const noexcept {
+  const auto& members = nodes[node_of(member)];
   return static_cast<std::size_t>(std::ranges::lower_bound(members, member) - members.begin());
 }
 
-Hierarchical::Hierarchical(Setup setup, HostLayout layout, std::shared_ptr<Communicator> local,
+Hierarchical::Hierarchical(Setup setup, NodeLayout layout, std::shared_ptr<Communicator> local,
                            tcp::Mesh* parent)
     : setup_(std::move(setup)), layout_(std::move(layout)), local_(std::move(local)) {
-  for (const auto& members : layout_.hosts) {
+  for (const auto& members : layout_.nodes) {
     bases_.push_back(order_.size());
     order_.insert(order_.end(), members.begin(), members.end());
   }
   connect(parent);
 }
 
-std::vector<std::size_t> Hierarchical::per_host(std::size_t unit) const {
+std::vector<std::size_t> Hierarchical::per_node(std::size_t unit) const {
   std::vector<std::size_t> result;
-  for (const auto& members : layout_.hosts) result.push_back(members.size() * unit);
+  for (const auto& members : layout_.nodes) result.push_back(members.size() * unit);
   return result;
 }
 
@@ -57,8 +57,8 @@ void Hierarchical::connect(tcp::Mesh* parent) {
   Verdict verdict{};
   if (leads()) {
     tcp::Mesh::Place place{
-        leaders_of(setup_.name), static_cast<int>(layout_.host), {}, setup_.address, parent};
-    for (const auto& members : layout_.hosts) place.ranks.push_back(setup_.ranks[index(members[0])]);
+        leaders_of(setup_.name), static_cast<int>(layout_.node), {}, setup_.address, parent};
+    for (const auto& members : layout_.nodes) place.ranks.push_back(setup_.ranks[index(members[0])]);
     try {
       mesh_.emplace(*setup_.store, std::move(place), setup_.connect_timeout_s, deadline);
     } catch (const CollectiveError& error) {
@@ -107,16 +107,16 @@ void Hierarchical::leave(const tcp::Failure& why) noexcept {
 
 // If a leader is late, the others cannot know which rank of its node is the cause. So a timeout names all
 // ranks of that node.
-tcp::Failure Hierarchical::whole_hosts(tcp::Failure failure) const {
+tcp::Failure Hierarchical::whole_nodes(tcp::Failure failure) const {
   if (failure.cause != Cause::timeout) return failure;
   std::vector<int> late;
   for (const int rank : failure.ranks) {
-    const auto host = std::ranges::find_if(
-        layout_.hosts, [&](const auto& members) { return setup_.ranks[index(members[0])] == rank; });
-    if (host == layout_.hosts.end())
+    const auto node = std::ranges::find_if(
+        layout_.nodes, [&](const auto& members) { return setup_.ranks[index(members[0])] == rank; });
+    if (node == layout_.nodes.end())
       late.push_back(rank);
     else
-      for (const int member : *host) late.push_back(setup_.ranks[index(member)]);
+      for (const int member : *node) late.push_back(setup_.ranks[index(member)]);
   }
   std::ranges::sort(late);
   late.erase(std::unique(late.begin(), late.end()), late.end());
@@ -131,21 +131,21 @@ void Hierarchical::share(const Call& call, void* data, std::size_t bytes) {
 
 // Leaders compare the signatures of all ranks. The other ranks get them only if something differs.
 void Hierarchical::agree(const Call& call) {
-  std::vector<Signature> by_host(world());
+  std::vector<Signature> by_node(world());
   const auto gather = [&](Communicator& local, const CallOptions& options) {
-    local.all_gather(&call.signature, &by_host[bases_[layout_.host]], sizeof(Signature), DType::uint8,
+    local.all_gather(&call.signature, &by_node[bases_[layout_.node]], sizeof(Signature), DType::uint8,
                      options);
   };
   locally(call, gather, 0);
-  const bool differ = hosts_differ(call, [&](tcp::Mesh& mesh) {
+  const bool differ = nodes_differ(call, [&](tcp::Mesh& mesh) {
     const auto deadline = base::Deadline::at_ns(call.deadline.ns() + timing::leaders_margin_ns);
-    tcp::all_gather(mesh, by_host.data(), per_host(sizeof(Signature)), deadline);
-    return std::ranges::any_of(by_host, [&](const Signature& one) { return one != by_host[0]; });
+    tcp::all_gather(mesh, by_node.data(), per_node(sizeof(Signature)), deadline);
+    return std::ranges::any_of(by_node, [&](const Signature& one) { return one != by_node[0]; });
   });
   if (!differ) return;
-  share(call, by_host.data(), by_host.size() * sizeof(Signature));
+  share(call, by_node.data(), by_node.size() * sizeof(Signature));
   std::vector<Signature> by_rank(world());
-  for (std::size_t i = 0; i < world(); ++i) by_rank[index(order_[i])] = by_host[i];
+  for (std::size_t i = 0; i < world(); ++i) by_rank[index(order_[i])] = by_node[i];
   call.ends_alike = true;
   check_same(by_rank, ranks());
 }
@@ -171,14 +171,14 @@ Hierarchical::Setup Hierarchical::setup_of_group(std::span<const int> ranks, con
 std::shared_ptr<Communicator> Hierarchical::group(std::span<const int> ranks, const CallOptions& options) {
   auto setup = setup_of_group(ranks, options);
   // The members' ranks in the group, by node; nodes without members are left out.
-  std::vector<std::vector<int>> members(layout_.hosts.size());
+  std::vector<std::vector<int>> members(layout_.nodes.size());
   std::vector<int> neighbours;
   for (std::size_t i = 0; i < ranks.size(); ++i) {
-    const auto host = layout_.host_of(ranks[i]);
-    members[host].push_back(static_cast<int>(i));
-    if (host == layout_.host) neighbours.push_back(static_cast<int>(layout_.local_of(ranks[i])));
+    const auto node = layout_.node_of(ranks[i]);
+    members[node].push_back(static_cast<int>(i));
+    if (node == layout_.node) neighbours.push_back(static_cast<int>(layout_.local_of(ranks[i])));
   }
-  std::erase_if(members, [](const auto& of_host) { return of_host.empty(); });
+  std::erase_if(members, [](const auto& of_node) { return of_node.empty(); });
   std::ranges::sort(members);
   if (members.size() == 1) return local_->group(neighbours, options);
   // If the members of this node cannot come together, the other nodes are told.
@@ -187,7 +187,7 @@ std::shared_ptr<Communicator> Hierarchical::group(std::span<const int> ranks, co
                    ? make_serial(setup.ranks[index(setup.rank)])
                    : leaders.attempt([&] { return local_->group(neighbours, until(setup.connect_by, 0)); });
   const int rank = setup.rank;
-  return std::make_shared<Hierarchical>(std::move(setup), HostLayout(std::move(members), rank),
+  return std::make_shared<Hierarchical>(std::move(setup), NodeLayout(std::move(members), rank),
                                         std::move(local), mesh_ ? &*mesh_ : nullptr);
 }
 

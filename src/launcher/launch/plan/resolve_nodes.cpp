@@ -16,7 +16,7 @@
 namespace accelmgr::launch {
 namespace {
 
-constexpr int port_between_hosts = 2222;
+constexpr int port_between_nodes = 2222;
 
 // For comparison: an address can be written in several ways, and names ignore case.
 std::string normal_form(const std::string& host) {
@@ -25,55 +25,55 @@ std::string normal_form(const std::string& host) {
   return not_an_address ? boost::algorithm::to_lower_copy(host) : address.to_string();
 }
 
-bool is_this(const std::string& host, const HostInfo& host_info) {
+bool is_this(const std::string& host, const NodeInfo& node_info) {
   const auto wanted = normal_form(host);
-  const auto name = normal_form(host_info.hostname);
+  const auto name = normal_form(node_info.hostname);
   if (wanted == name || wanted == name.substr(0, name.find('.'))) return true;
-  return std::ranges::any_of(host_info.addresses,
+  return std::ranges::any_of(node_info.addresses,
                              [&](const auto& own) { return normal_form(own) == wanted; });
 }
 
 struct Claim {
-  int hosts;
+  int nodes;
   std::string source;
   std::string key;
 };
 
-int hosts_of_environment(const Resolution& r) {
-  const auto value = r.environment_of_hosts(variable::xla_world_size);
+int nodes_of_environment(const Resolution& r) {
+  const auto value = r.environment_of_nodes(variable::xla_world_size);
   if (r.spec.xla.form == WorkerForm::none || value.empty()) return 0;
-  const auto hosts = base::parse_number<int>(value);
-  if (!hosts || *hosts < 1 || *hosts > most_hosts)
+  const auto nodes = base::parse_number<int>(value);
+  if (!nodes || *nodes < 1 || *nodes > most_nodes)
     refuse("nnodes",
-           fmt::format("environment {} is '{}'; before a launch it must be the number of hosts, from 1 to {}",
-                       variable::xla_world_size, value, most_hosts));
-  return *hosts;
+           fmt::format("environment {} is '{}'; before a launch it must be the number of nodes, from 1 to {}",
+                       variable::xla_world_size, value, most_nodes));
+  return *nodes;
 }
 
 std::vector<Claim> claims(const Resolution& r) {
   std::vector<Claim> all = {
       {r.options.nnodes, "option nnodes", "nnodes"},
-      {hosts_of_environment(r), fmt::format("environment {}", variable::xla_world_size), "nnodes"},
+      {nodes_of_environment(r), fmt::format("environment {}", variable::xla_world_size), "nnodes"},
       {static_cast<int>(r.spec.ips.size()), "option ips", "ips"},
       {static_cast<int>(r.spec.xla.nodes.size()), r.worker_source, "workers"}};
-  std::erase_if(all, [](const Claim& claim) { return claim.hosts == 0; });
+  std::erase_if(all, [](const Claim& claim) { return claim.nodes == 0; });
   return all;
 }
 
 void choose_nnodes(Resolution& r) {
   const auto all = claims(r);
   for (const auto& claim : all)
-    if (claim.hosts != all.front().hosts)
-      refuse(claim.key, fmt::format("the number of hosts is {} according to {}, but {} according to {}",
-                                    all.front().hosts, all.front().source, claim.hosts, claim.source));
+    if (claim.nodes != all.front().nodes)
+      refuse(claim.key, fmt::format("the number of nodes is {} according to {}, but {} according to {}",
+                                    all.front().nodes, all.front().source, claim.nodes, claim.source));
   if (!all.empty()) {
-    r.spec.nnodes = all.front().hosts;
+    r.spec.nnodes = all.front().nodes;
     return r.from("nnodes", all.front().source);
   }
-  if (r.options.world_size == 0) return r.from("nnodes", "default: one host");
+  if (r.options.world_size == 0) return r.from("nnodes", "default: one node");
   if (r.options.world_size % r.spec.nprocs != 0)
     refuse("world_size", fmt::format("world_size is {}, not a multiple of nprocs, which is {} ({}); if "
-                                     "hosts have different numbers of processes, set nnodes and node_rank",
+                                     "nodes have different numbers of processes, set nnodes and node_rank",
                                      r.options.world_size, r.spec.nprocs, r.spec.sources.at("nprocs")));
   r.spec.nnodes = r.options.world_size / r.spec.nprocs;
   r.from("nnodes", "world_size / nprocs");
@@ -83,47 +83,47 @@ void choose_nnodes(Resolution& r) {
 void check_meeting_place(const Resolution& r) {
   const auto& spec = r.spec;
   if (spec.nnodes == 1) return;
-  const auto hosts = fmt::format("there are {} hosts ({})", spec.nnodes, spec.sources.at("nnodes"));
+  const auto nodes = fmt::format("there are {} nodes ({})", spec.nnodes, spec.sources.at("nnodes"));
   if (spec.xla.form == WorkerForm::worker && spec.xla.nodes.empty())
-    refuse("workers", fmt::format("{}, but neither option workers nor {} is set; more than one host needs "
+    refuse("workers", fmt::format("{}, but neither option workers nor {} is set; more than one node needs "
                                   "one of them",
-                                  hosts, variable::workers));
+                                  nodes, variable::workers));
   if (spec.ips.empty() && spec.xla.nodes.empty() && r.options.master_addr.empty())
     refuse("nnodes", fmt::format("{}, but no address where they meet is given; set ips, workers, or "
                                  "master_addr (the rendezvous)",
-                                 hosts));
+                                 nodes));
 }
 
 int place_of_local_worker(const Resolution& r, const std::string& value) {
   const auto worker = parse_local_worker(value);
-  const auto& hosts = r.spec.xla.nodes;
-  if (hosts.empty()) return worker.ordinal;
+  const auto& nodes = r.spec.xla.nodes;
+  if (nodes.empty()) return worker.ordinal;
   const auto found = std::ranges::find_if(
-      hosts, [&](const Worker& host) { return host.name == worker.name && host.ordinal == worker.ordinal; });
-  if (found == hosts.end())
+      nodes, [&](const Worker& node) { return node.name == worker.name && node.ordinal == worker.ordinal; });
+  if (found == nodes.end())
     refuse("workers",
            fmt::format("environment {} is '{}', which is not among the workers ({}; {})",
-                       variable::local_worker, value, text(hosts, r.spec.xla.form), r.worker_source));
-  return static_cast<int>(found - hosts.begin());
+                       variable::local_worker, value, text(nodes, r.spec.xla.form), r.worker_source));
+  return static_cast<int>(found - nodes.begin());
 }
 
 std::pair<int, std::string> find_node_rank(const Resolution& r) {
   const auto& spec = r.spec;
   if (r.options.node_rank >= 0) return {r.options.node_rank, from_option};
   if (spec.xla.form != WorkerForm::none)
-    if (const auto local = r.environment_of_hosts(variable::local_worker); !local.empty())
+    if (const auto local = r.environment_of_nodes(variable::local_worker); !local.empty())
       return {place_of_local_worker(r, local), fmt::format("environment {}", variable::local_worker)};
-  if (spec.nnodes == 1) return {0, "default: one host"};
-  if (!spec.ips.empty()) return {own_place(spec.ips, r.host_info, "ips"), "option ips"};
+  if (spec.nnodes == 1) return {0, "default: one node"};
+  if (!spec.ips.empty()) return {own_place(spec.ips, r.node_info, "ips"), "option ips"};
   if (!spec.xla.nodes.empty()) {
-    std::vector<std::string> hosts;
-    for (const auto& worker : spec.xla.nodes) hosts.push_back(worker.address.host);
-    return {own_place(hosts, r.host_info, "workers"), r.worker_source};
+    std::vector<std::string> nodes;
+    for (const auto& worker : spec.xla.nodes) nodes.push_back(worker.address.host);
+    return {own_place(nodes, r.node_info, "workers"), r.worker_source};
   }
   if (r.options.rank_offset % spec.nprocs != 0)
     refuse("node_rank",
            fmt::format("rank_offset is {}, not a multiple of nprocs, which is {}; set node_rank to say "
-                       "which of the {} hosts this one is",
+                       "which of the {} nodes this one is",
                        r.options.rank_offset, spec.nprocs, spec.nnodes));
   return {r.options.rank_offset / spec.nprocs, "rank_offset / nprocs"};
 }
@@ -133,7 +133,7 @@ void choose_node_rank(Resolution& r) {
   const auto [place, source] = find_node_rank(r);
   if (place >= spec.nnodes)
     refuse("node_rank",
-           fmt::format("node_rank is {} ({}), but there are {} hosts ({}); they are counted from 0", place,
+           fmt::format("node_rank is {} ({}), but there are {} nodes ({}); they are counted from 0", place,
                        source, spec.nnodes, spec.sources.at("nnodes")));
   spec.node_rank = place;
   r.from("node_rank", source);
@@ -156,12 +156,12 @@ void choose_ranks(Resolution& r) {
                           spec.world_size >= spec.nprocs + spec.nnodes - 1;
   if (spec.world_size != even && !may_differ)
     refuse("world_size",
-           fmt::format("world_size is {}, but {} hosts ({}) of {} processes (nprocs, {}) make {}",
+           fmt::format("world_size is {}, but {} nodes ({}) of {} processes (nprocs, {}) make {}",
                        spec.world_size, spec.nnodes, spec.sources.at("nnodes"), spec.nprocs,
                        spec.sources.at("nprocs"), even));
   if (configured && spec.rank_offset != even_offset)
     refuse("rank_offset",
-           fmt::format("rank_offset is {}, but the ranks of host {} ({}) begin at {}", spec.rank_offset,
+           fmt::format("rank_offset is {}, but the ranks of node {} ({}) begin at {}", spec.rank_offset,
                        spec.node_rank, spec.sources.at("node_rank"), even_offset));
   if (spec.rank_offset > spec.world_size - spec.nprocs)
     refuse("rank_offset",
@@ -182,12 +182,12 @@ void choose_master(Resolution& r) {
     r.from("master_addr", r.worker_source);
   } else {
     spec.master_addr = "127.0.0.1";
-    r.from("master_addr", "default: one host");
+    r.from("master_addr", "default: one node");
   }
   spec.master_port = r.options.master_port;
   if (spec.master_port > 0) return r.from("master_port", from_option);
-  if (spec.nnodes > 1) spec.master_port = port_between_hosts;
-  r.from("master_port", spec.nnodes > 1 ? "default: several hosts" : "default: not set");
+  if (spec.nnodes > 1) spec.master_port = port_between_nodes;
+  r.from("master_port", spec.nnodes > 1 ? "default: several nodes" : "default: not set");
 }
 
 void choose_interface(Resolution& r) {
@@ -200,8 +200,8 @@ void choose_interface(Resolution& r) {
 void read_ips(Resolution& r) {
   r.spec.ips = base::split(r.options.ips, ',');
   r.from("ips", r.spec.ips.empty() ? "default: none" : from_option);
-  for (const auto& host : r.spec.ips)
-    if (host.empty())
+  for (const auto& node : r.spec.ips)
+    if (node.empty())
       refuse("ips", fmt::format("option ips is '{}', which has an empty address in it; it must be addresses "
                                 "or names, separated by commas",
                                 r.options.ips));
@@ -209,19 +209,19 @@ void read_ips(Resolution& r) {
 
 }  // namespace
 
-int own_place(const std::vector<std::string>& hosts, const HostInfo& host_info, const std::string& key) {
+int own_place(const std::vector<std::string>& nodes, const NodeInfo& node_info, const std::string& key) {
   std::vector<int> places;
-  for (std::size_t i = 0; i < hosts.size(); ++i)
-    if (is_this(hosts[i], host_info)) places.push_back(static_cast<int>(i));
+  for (std::size_t i = 0; i < nodes.size(); ++i)
+    if (is_this(nodes[i], node_info)) places.push_back(static_cast<int>(i));
   if (places.size() == 1) return places.front();
   refuse(key,
          fmt::format(
-             "{} of {} ({}) is this host, {} with the addresses {}; set node_rank to say which one it is",
-             places.empty() ? "none" : "more than one", key, fmt::join(hosts, ", "), host_info.hostname,
-             fmt::join(host_info.addresses, ", ")));
+             "{} of {} ({}) is this node, {} with the addresses {}; set node_rank to say which one it is",
+             places.empty() ? "none" : "more than one", key, fmt::join(nodes, ", "), node_info.hostname,
+             fmt::join(node_info.addresses, ", ")));
 }
 
-void choose_hosts(Resolution& r) {
+void choose_nodes(Resolution& r) {
   read_ips(r);
   choose_nnodes(r);
   check_meeting_place(r);

@@ -1,8 +1,8 @@
 // The collectives of objects.
 #include <cstring>
 
-#include "launcher/collective/hosts/hierarchical.hpp"
-#include "launcher/collective/hosts/hierarchical_steps.hpp"
+#include "launcher/collective/nodes/hierarchical.hpp"
+#include "launcher/collective/nodes/hierarchical_steps.hpp"
 #include "launcher/collective/signature/argument_checks.hpp"
 #include "launcher/collective/tcp/algorithms.hpp"
 
@@ -41,14 +41,14 @@ std::vector<std::string> Hierarchical::all_gather_objects(std::string_view objec
     return local.all_gather_objects(object, local_options);
   });
   std::string packed;
-  between_hosts(call,
+  between_nodes(call,
                 [&](tcp::Mesh& mesh) { packed = tcp::all_gather_objects(mesh, pack(own), call.deadline); });
   packed = locally(call, [&](Communicator& local, const CallOptions& local_options) {
     return local.broadcast_object(packed, 0, local_options);
   });
-  auto by_host = unpack(packed);
+  auto by_node = unpack(packed);
   std::vector<std::string> by_rank(world());
-  for (std::size_t i = 0; i < world(); ++i) by_rank[index(order_[i])] = std::move(by_host[i]);
+  for (std::size_t i = 0; i < world(); ++i) by_rank[index(order_[i])] = std::move(by_node[i]);
   return by_rank;
 }
 
@@ -56,18 +56,18 @@ std::string Hierarchical::broadcast_object(std::string_view object, int root, co
   check_member(root, size(), "root");
   const auto call = begin(CallKind::broadcast_object, root, options);
   agree(call);
-  const auto source = layout_.host_of(root);
+  const auto source = layout_.node_of(root);
   const auto from_local = [&](std::string_view data, std::size_t local_root) {
     return locally(call, [&](Communicator& local, const CallOptions& local_options) {
       return local.broadcast_object(data, static_cast<int>(local_root), local_options);
     });
   };
   std::string data;
-  if (layout_.host == source) data = from_local(object, layout_.local_of(root));
-  between_hosts(call, [&](tcp::Mesh& mesh) {
+  if (layout_.node == source) data = from_local(object, layout_.local_of(root));
+  between_nodes(call, [&](tcp::Mesh& mesh) {
     data = tcp::broadcast_object(mesh, data, static_cast<int>(source), call.deadline);
   });
-  return layout_.host == source ? data : from_local(data, 0);
+  return layout_.node == source ? data : from_local(data, 0);
 }
 
 }  // namespace accelmgr::collective

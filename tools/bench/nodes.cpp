@@ -1,4 +1,4 @@
-// Measures all_reduce of ranks on several hosts. Every rank runs this program under `accelmgr spawn`. Rank 0
+// Measures all_reduce of ranks on several nodes. Every rank runs this program under `accelmgr spawn`. Rank 0
 // prints the times of the slowest rank.
 #include <ATen/ops/full.h>
 
@@ -14,7 +14,7 @@ namespace {
 
 using namespace accelmgr;
 
-// The same as in peers/gloo_hosts.py.
+// The same as in peers/gloo_nodes.py.
 constexpr std::int64_t sizes[] = {4, 4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20};
 constexpr std::int64_t budget_bytes = 256 << 20;
 

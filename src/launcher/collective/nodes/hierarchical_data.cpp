@@ -4,9 +4,9 @@
 #include <cstring>
 #include <memory>
 
-#include "launcher/collective/hosts/hierarchical.hpp"
-#include "launcher/collective/hosts/hierarchical_steps.hpp"
 #include "launcher/collective/kernels/kernels.hpp"
+#include "launcher/collective/nodes/hierarchical.hpp"
+#include "launcher/collective/nodes/hierarchical_steps.hpp"
 #include "launcher/collective/signature/argument_checks.hpp"
 #include "launcher/collective/tcp/algorithms.hpp"
 
@@ -86,7 +86,7 @@ void Hierarchical::reduce(const Call& call, const void* in, void* out, std::size
       local.all_reduce(working.halves() ? work : from, leads() ? work : nullptr, n, working.dtype(),
                        without_division(op), local_options);
     });
-    between_hosts(call, [&](tcp::Mesh& mesh) {
+    between_nodes(call, [&](tcp::Mesh& mesh) {
       tcp::all_reduce(mesh, work, work, n, working.dtype(), op, world(), call.deadline);
       working.store(work, to, n);
     });
@@ -115,11 +115,11 @@ void Hierarchical::all_gather(const void* in, void* out, std::size_t count, DTyp
   for (std::size_t done = 0; done < bytes; done += most) {
     const auto n = std::min(most, bytes - done);
     locally(call, [&](Communicator& local, const CallOptions& local_options) {
-      local.all_gather(bytes_of(in) + done, all.get() + bases_[layout_.host] * n, n, DType::uint8,
+      local.all_gather(bytes_of(in) + done, all.get() + bases_[layout_.node] * n, n, DType::uint8,
                        local_options);
     });
-    between_hosts(call,
-                  [&](tcp::Mesh& mesh) { tcp::all_gather(mesh, all.get(), per_host(n), call.deadline); });
+    between_nodes(call,
+                  [&](tcp::Mesh& mesh) { tcp::all_gather(mesh, all.get(), per_node(n), call.deadline); });
     share(call, all.get(), world() * n);
     for (std::size_t i = 0; i < world(); ++i)
       std::memcpy(bytes_of(out) + part_of(order_[i], bytes, done), all.get() + i * n, n);
@@ -132,18 +132,18 @@ void Hierarchical::broadcast(void* data, std::size_t count, DType dtype, int roo
   const auto call = begin(CallKind::broadcast, count, dtype, ReduceOp::sum, root, options);
   agree(call);
   const auto bytes = count * size_of(dtype);
-  const auto source = layout_.host_of(root);
+  const auto source = layout_.node_of(root);
   for (std::size_t done = 0; done < bytes; done += tcp::most_bytes_at_once) {
     const auto n = std::min(tcp::most_bytes_at_once, bytes - done);
     auto* part = bytes_of(data) + done;
-    if (layout_.host == source)
+    if (layout_.node == source)
       locally(call, [&](Communicator& local, const CallOptions& local_options) {
         local.broadcast(part, n, DType::uint8, static_cast<int>(layout_.local_of(root)), local_options);
       });
-    between_hosts(call, [&](tcp::Mesh& mesh) {
+    between_nodes(call, [&](tcp::Mesh& mesh) {
       tcp::broadcast(mesh, part, n, static_cast<int>(source), call.deadline);
     });
-    if (layout_.host != source) share(call, part, n);
+    if (layout_.node != source) share(call, part, n);
   }
 }
 
@@ -152,28 +152,28 @@ void Hierarchical::all_to_all(const void* in, void* out, std::size_t count, DTyp
   const auto call = begin(CallKind::all_to_all, count, dtype, ReduceOp::sum, 0, options);
   agree(call);
   const auto bytes = count * size_of(dtype);
-  const auto largest_host = std::ranges::max(per_host(1));
-  const auto most = std::min(elements_at_once(world() * largest_host, 1), bytes);
+  const auto largest_node = std::ranges::max(per_node(1));
+  const auto most = std::min(elements_at_once(world() * largest_node, 1), bytes);
   const auto mine = scratch(world() * most);                 // [to]
-  const auto of_host = scratch(locals() * world() * most);   // [local][to]
-  const auto leaving = scratch(locals() * world() * most);   // [host][local][to, there]
+  const auto of_node = scratch(locals() * world() * most);   // [local][to]
+  const auto leaving = scratch(locals() * world() * most);   // [node][local][to, there]
   const auto arriving = scratch(world() * locals() * most);  // [from][local]
   for (std::size_t done = 0; done < bytes; done += most) {
     const auto n = std::min(most, bytes - done);
     for (std::size_t i = 0; i < world(); ++i)
       std::memcpy(mine.get() + i * n, bytes_of(in) + part_of(order_[i], bytes, done), n);
     locally(call, [&](Communicator& local, const CallOptions& local_options) {
-      local.all_gather(mine.get(), of_host.get(), world() * n, DType::uint8, local_options);
+      local.all_gather(mine.get(), of_node.get(), world() * n, DType::uint8, local_options);
     });
-    between_hosts(call, [&](tcp::Mesh& mesh) {
+    between_nodes(call, [&](tcp::Mesh& mesh) {
       auto* place = leaving.get();
-      for (std::size_t host = 0; host < layout_.hosts.size(); ++host)
+      for (std::size_t node = 0; node < layout_.nodes.size(); ++node)
         for (std::size_t local = 0; local < locals(); ++local) {
-          const auto there = layout_.hosts[host].size() * n;
-          std::memcpy(place, of_host.get() + (local * world() + bases_[host]) * n, there);
+          const auto there = layout_.nodes[node].size() * n;
+          std::memcpy(place, of_node.get() + (local * world() + bases_[node]) * n, there);
           place += there;
         }
-      tcp::all_to_all(mesh, leaving.get(), arriving.get(), per_host(locals() * n), call.deadline);
+      tcp::all_to_all(mesh, leaving.get(), arriving.get(), per_node(locals() * n), call.deadline);
     });
     share(call, arriving.get(), world() * locals() * n);
     for (std::size_t i = 0; i < world(); ++i)

@@ -1,4 +1,4 @@
-#include "launcher/distributed/context/environment.hpp"
+#include "launcher/distributed/context/world_environment.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -78,7 +78,7 @@ TEST(Environment, NamesWhatCannotBe) {
   }
 }
 
-TEST(Environment, WithoutLocalRanksIsOneHostsAtALoopbackAddress) {
+TEST(Environment, WithoutLocalRanksIsOneNodesAtALoopbackAddress) {
   Variables variables{{"RANK", "2"}, {"WORLD_SIZE", "3"}, {"MASTER_ADDR", "127.0.0.1"}};
   const auto here = place_of(read(variables));
   EXPECT_TRUE(here.is_complete());
@@ -89,7 +89,7 @@ TEST(Environment, WithoutLocalRanksIsOneHostsAtALoopbackAddress) {
   EXPECT_FALSE(place_of(read(variables)).is_complete());
 }
 
-TEST(Environment, FillsInHostsThatHaveAsManyRanksEach) {
+TEST(Environment, FillsInNodesThatHaveAsManyRanksEach) {
   const auto place = place_of(read({{"RANK", "5"}, {"WORLD_SIZE", "6"}, {"LOCAL_WORLD_SIZE", "2"}}));
   EXPECT_EQ(place.local_rank, 1);
   EXPECT_EQ(place.node_rank, 2);
@@ -97,9 +97,9 @@ TEST(Environment, FillsInHostsThatHaveAsManyRanksEach) {
   EXPECT_FALSE(place_of(read({{"RANK", "4"}, {"WORLD_SIZE", "5"}, {"LOCAL_WORLD_SIZE", "2"}})).is_complete());
 }
 
-TEST(Place, AmongHostsIsByTheirLowestRanks) {
-  const std::vector<std::string> hosts{"b", "a", "b", "c", "a"};
-  const auto place = place_among(4, hosts);
+TEST(Place, AmongNodesIsByTheirLowestRanks) {
+  const std::vector<std::string> nodes{"b", "a", "b", "c", "a"};
+  const auto place = place_among(4, nodes);
   EXPECT_EQ(place.world_size, 5);
   EXPECT_EQ(place.local_rank, 1);
   EXPECT_EQ(place.local_world_size, 2);

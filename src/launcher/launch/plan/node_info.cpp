@@ -1,4 +1,4 @@
-#include "launcher/launch/plan/host_info.hpp"
+#include "launcher/launch/plan/node_info.hpp"
 
 #include <utility>
 
@@ -29,7 +29,7 @@ std::vector<std::string> own_addresses() {
 
 }  // namespace
 
-HostInfo this_host() {
+NodeInfo this_node() {
   return {.environment = own_environment(),
           .cores = ipc::allowed_cores(),
           .gpus = ipc::driver_gpus(),

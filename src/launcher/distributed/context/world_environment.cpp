@@ -1,4 +1,4 @@
-#include "launcher/distributed/context/environment.hpp"
+#include "launcher/distributed/context/world_environment.hpp"
 
 #include <fmt/format.h>
 
@@ -10,8 +10,8 @@
 
 #include "accelmgr/errors.hpp"
 #include "base/parse_number.hpp"
-#include "launcher/collective/hosts/hierarchical.hpp"
-#include "launcher/collective/hosts/hosts.hpp"
+#include "launcher/collective/nodes/hierarchical.hpp"
+#include "launcher/collective/nodes/nodes.hpp"
 #include "launcher/launch/plan/variables.hpp"
 
 namespace accelmgr::distributed {
@@ -90,7 +90,7 @@ Environment read_environment(const Lookup& lookup) {
   check_below(variable::local_rank, e.local_rank, variable::local_world_size, e.local_world_size);
   check_below(variable::node_rank, e.node_rank, variable::node_count, e.node_count);
   if (e.local_world_size && e.world_size && *e.local_world_size > *e.world_size)
-    throw ConfigError(fmt::format("{}={} contradicts {}={}: a host cannot have more processes than the world",
+    throw ConfigError(fmt::format("{}={} contradicts {}={}: a node cannot have more processes than the world",
                                   variable::local_world_size, *e.local_world_size, variable::world_size,
                                   *e.world_size));
   return e;
@@ -108,9 +108,9 @@ Place place_of(const Environment& environment) {
   Place place{*environment.rank,      *environment.world_size,
               environment.local_rank, environment.local_world_size,
               environment.node_rank,  environment.node_count};
-  const bool one_host = place.world_size == 1 || place.local_world_size == place.world_size ||
+  const bool one_node = place.world_size == 1 || place.local_world_size == place.world_size ||
                         (!place.local_world_size && is_loopback(environment.master_addr));
-  if (one_host) {
+  if (one_node) {
     if (!place.local_rank) place.local_rank = place.rank;
     place.local_world_size = place.world_size;
     place.node_rank = 0;
@@ -124,15 +124,15 @@ Place place_of(const Environment& environment) {
   return place;
 }
 
-Place place_among(int rank, const std::vector<std::string>& hosts) {
-  const collective::HostLayout layout(collective::hosts_of(hosts), rank);
+Place place_among(int rank, const std::vector<std::string>& nodes) {
+  const collective::NodeLayout layout(collective::nodes_of(nodes), rank);
   const auto number = [](std::size_t count) { return static_cast<int>(count); };
   return {rank,
-          number(hosts.size()),
+          number(nodes.size()),
           number(layout.local),
-          number(layout.hosts[layout.host].size()),
-          number(layout.host),
-          number(layout.hosts.size())};
+          number(layout.nodes[layout.node].size()),
+          number(layout.node),
+          number(layout.nodes.size())};
 }
 
 }  // namespace accelmgr::distributed

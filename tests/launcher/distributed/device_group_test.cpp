@@ -1,5 +1,5 @@
 // Collectives of tensors on devices. The ranks are threads; CUDA and NCCL are the fakes.
-#include "launcher/distributed/arrays/device_team.hpp"
+#include "launcher/distributed/arrays/device_group.hpp"
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -28,13 +28,13 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
-class DeviceTeams : public testing::Test {
+class DeviceGroups : public testing::Test {
  protected:
   FakeCuda cuda{FakeCuda::Execution::threads};
   FakeNccl nccl;
 };
 
-DeviceTeam::Options options() {
+DeviceGroup::Options options() {
   return {.libraries = {.runtime = FakeCuda::runtime, .nccl = FakeNccl::table},
           .host_memory_because = "",
           .timeout_s = collective::test::long_s};
@@ -43,13 +43,13 @@ DeviceTeam::Options options() {
 /// A rank with a GPU, and a tensor on it.
 class Rank {
  public:
-  explicit Rank(Communicator& members, const DeviceTeam::Options& options = distributed::options(),
+  explicit Rank(Communicator& members, const DeviceGroup::Options& options = distributed::options(),
                 int number = -1)
       : members(members),
         device_(FakeCuda::runtime(), number < 0 ? members.rank() : number),
         stream_(device_.make_stream()),
         event_(device_.make_event()),
-        team(members, options),
+        group(members, options),
         place{number < 0 ? members.rank() : number, stream_.get()} {}
 
   /// A tensor of float32, or of what the values are, that lies on the device when the stream has come there.
@@ -80,34 +80,34 @@ class Rank {
   std::vector<device::Memory> memory_;
 
  public:
-  DeviceTeam team;
+  DeviceGroup group;
   const OnDevice place;
 };
 
 const std::vector<std::int64_t> four{4}, six{6};
 
-TEST_F(DeviceTeams, MakeAllCollectivesOverNccl) {
+TEST_F(DeviceGroups, MakeAllCollectivesOverNccl) {
   run_threads(3, [](Communicator& members) {
     Rank rank(members);
     const auto own = static_cast<float>(rank.number());
     auto* in = rank.tensor<float>({own, own + 1, 2, own, 1, 0});
     auto* out = rank.tensor(std::vector<float>(18));
     const Array array{in, DType::float32, six};
-    ASSERT_TRUE(rank.team.all_reduce(array, out, ReduceOp::sum, rank.place));
+    ASSERT_TRUE(rank.group.all_reduce(array, out, ReduceOp::sum, rank.place));
     EXPECT_THAT(rank.values(out, 6), ElementsAre(3, 6, 6, 3, 3, 0));
-    ASSERT_TRUE(rank.team.all_reduce(array, out, ReduceOp::max, rank.place));
+    ASSERT_TRUE(rank.group.all_reduce(array, out, ReduceOp::max, rank.place));
     EXPECT_THAT(rank.values(out, 3), ElementsAre(2, 3, 2));
-    ASSERT_TRUE(rank.team.reduce_scatter(array, out, ReduceOp::sum, rank.place));
+    ASSERT_TRUE(rank.group.reduce_scatter(array, out, ReduceOp::sum, rank.place));
     EXPECT_EQ(rank.values(out, 2), (std::vector<std::vector<float>>{
                                        {3, 6}, {6, 3}, {3, 0}}[static_cast<std::size_t>(rank.number())]));
-    ASSERT_TRUE(rank.team.all_gather(array, out, rank.place));
+    ASSERT_TRUE(rank.group.all_gather(array, out, rank.place));
     EXPECT_THAT(rank.values(out, 18), ElementsAre(0, 1, 2, 0, 1, 0, 1, 2, 2, 1, 1, 0, 2, 3, 2, 2, 1, 0));
-    ASSERT_TRUE(rank.team.all_to_all(array, out, rank.place));
+    ASSERT_TRUE(rank.group.all_to_all(array, out, rank.place));
     EXPECT_THAT(rank.values(out, 2), ElementsAre(rank.number() == 0   ? 0
                                                  : rank.number() == 1 ? 2
                                                                       : 1,
                                                  rank.number() == 0 ? 1 : 0));
-    ASSERT_TRUE(rank.team.broadcast(array, in, 1, rank.place));
+    ASSERT_TRUE(rank.group.broadcast(array, in, 1, rank.place));
     EXPECT_THAT(rank.values(in, 6), ElementsAre(1, 2, 2, 1, 1, 0));
   });
   EXPECT_EQ(nccl.calls("ncclAllReduce"), 6);
@@ -117,28 +117,28 @@ TEST_F(DeviceTeams, MakeAllCollectivesOverNccl) {
   EXPECT_EQ(nccl.live(), 0);
 }
 
-TEST_F(DeviceTeams, LoadNothingBeforeTheFirstCall) {
+TEST_F(DeviceGroups, LoadNothingBeforeTheFirstCall) {
   run_threads(2, [](Communicator& members) {
     auto forbidden = options();
     forbidden.libraries.runtime = []() -> device::Runtime { throw std::logic_error("loaded"); };
-    DeviceTeam team(members, forbidden);
+    DeviceGroup group(members, forbidden);
     members.barrier();
   });
   EXPECT_EQ(nccl.calls("ncclGetUniqueId"), 0);
 }
 
-TEST_F(DeviceTeams, TakeHostMemoryWhereTwoRanksShareAGpu) {
+TEST_F(DeviceGroups, TakeHostMemoryWhereTwoRanksShareAGpu) {
   run_threads(3, [](Communicator& members) {
     Rank rank(members, options(), members.rank() / 2);
     const auto* in = rank.tensor<float>({1, 2, 3, 4});
     const Array array{in, DType::float32, four};
-    EXPECT_FALSE(rank.team.all_reduce(array, nullptr, ReduceOp::sum, rank.place));
-    EXPECT_FALSE(rank.team.all_gather(array, nullptr, rank.place));
+    EXPECT_FALSE(rank.group.all_reduce(array, nullptr, ReduceOp::sum, rank.place));
+    EXPECT_FALSE(rank.group.all_gather(array, nullptr, rank.place));
   });
   EXPECT_EQ(nccl.calls("ncclGetUniqueId"), 0);
 }
 
-TEST_F(DeviceTeams, SayOnceWhyTheyTakeHostMemory) {
+TEST_F(DeviceGroups, SayOnceWhyTheyTakeHostMemory) {
   testing::internal::CaptureStderr();
   run_threads(2, [](Communicator& members) {
     auto without = options();
@@ -147,7 +147,7 @@ TEST_F(DeviceTeams, SayOnceWhyTheyTakeHostMemory) {
     Rank rank(members, without);
     const Array array{rank.tensor<float>({1, 2, 3, 4}), DType::float32, four};
     for (int call = 0; call < 3; ++call)
-      EXPECT_FALSE(rank.team.all_reduce(array, nullptr, ReduceOp::sum, rank.place));
+      EXPECT_FALSE(rank.group.all_reduce(array, nullptr, ReduceOp::sum, rank.place));
   });
   const auto log = testing::internal::GetCapturedStderr();
   const auto said = log.find("through host memory: rank 1: there is no libnccl.so.2");
@@ -155,13 +155,13 @@ TEST_F(DeviceTeams, SayOnceWhyTheyTakeHostMemory) {
   EXPECT_EQ(log.find("through host memory", said + 1), std::string::npos) << log;
 }
 
-TEST_F(DeviceTeams, TakeHostMemoryForWhatNcclDoesNotHave) {
+TEST_F(DeviceGroups, TakeHostMemoryForWhatNcclDoesNotHave) {
   testing::internal::CaptureStderr();
   run_threads(2, [](Communicator& members) {
     Rank rank(members);
     const auto reduces = [&](DType dtype, ReduceOp op) {
       const Array array{rank.tensor<std::int64_t>({1, 2, 3, 4}), dtype, four};
-      return rank.team.all_reduce(array, rank.tensor<std::int64_t>({0, 0, 0, 0}), op, rank.place);
+      return rank.group.all_reduce(array, rank.tensor<std::int64_t>({0, 0, 0, 0}), op, rank.place);
     };
     EXPECT_FALSE(reduces(DType::int32, ReduceOp::bit_and));
     EXPECT_FALSE(reduces(DType::int32, ReduceOp::bit_and));
@@ -172,7 +172,7 @@ TEST_F(DeviceTeams, TakeHostMemoryForWhatNcclDoesNotHave) {
     EXPECT_TRUE(reduces(DType::int32, ReduceOp::sum));
     const Array array{rank.tensor<std::int16_t>({1, 2, 3, 4}), DType::int16, four};
     auto* out = rank.tensor(std::vector<std::int16_t>(8));
-    ASSERT_TRUE(rank.team.all_gather(array, out, rank.place));  // What is only moved has any dtype.
+    ASSERT_TRUE(rank.group.all_gather(array, out, rank.place));  // What is only moved has any dtype.
     EXPECT_THAT(rank.values(out, 8), ElementsAre(1, 2, 3, 4, 1, 2, 3, 4));
   });
   const auto log = testing::internal::GetCapturedStderr();
@@ -181,41 +181,41 @@ TEST_F(DeviceTeams, TakeHostMemoryForWhatNcclDoesNotHave) {
   EXPECT_EQ(log.find("AND of int32", said + 1), std::string::npos) << log;
 }
 
-TEST_F(DeviceTeams, NameDifferentCallsAndGoOn) {
+TEST_F(DeviceGroups, NameDifferentCallsAndGoOn) {
   run_threads(2, [](Communicator& members) {
     Rank rank(members);
     auto* in = rank.tensor<float>({1, 2, 3, 4, 5, 6});
     auto* out = rank.tensor(std::vector<float>(6));
     EXPECT_THAT(message_of<CollectiveError>([&] {
-                  static_cast<void>(rank.team.all_reduce(
+                  static_cast<void>(rank.group.all_reduce(
                       {in, DType::float32, rank.number() == 0 ? four : six}, out, ReduceOp::sum, rank.place));
                 }),
                 AllOf(HasSubstr("rank 0 called all_reduce SUM float32 [4] on a device"),
                       HasSubstr("rank 1 called all_reduce SUM float32 [6] on a device")));
     const auto ranks = test::mismatched([&] {
       const Array array{in, DType::float32, four};
-      if (rank.number() == 0) return static_cast<void>(rank.team.all_gather(array, out, rank.place));
+      if (rank.number() == 0) return static_cast<void>(rank.group.all_gather(array, out, rank.place));
       float host[4]{}, gathered[8];
       members.all_gather(host, gathered, 4, DType::float32, {.shape = four});
     });
     EXPECT_THAT(ranks, ElementsAre(1));
-    ASSERT_TRUE(rank.team.all_reduce({in, DType::float32, four}, out, ReduceOp::sum, rank.place));
+    ASSERT_TRUE(rank.group.all_reduce({in, DType::float32, four}, out, ReduceOp::sum, rank.place));
     EXPECT_THAT(rank.values(out, 4), ElementsAre(2, 4, 6, 8));
   });
   EXPECT_THAT(nccl.mismatches(), IsEmpty());
 }
 
-TEST_F(DeviceTeams, NameTheRankThatIsLostInTheMiddle) {
+TEST_F(DeviceGroups, NameTheRankThatIsLostInTheMiddle) {
   run_threads(3, [](Communicator& members) {
     Rank rank(members);
     const Array array{rank.tensor<float>({1, 2, 3, 4}), DType::float32, four};
     auto* out = rank.tensor(std::vector<float>(4));
-    ASSERT_TRUE(rank.team.all_reduce(array, out, ReduceOp::sum, rank.place));
+    ASSERT_TRUE(rank.group.all_reduce(array, out, ReduceOp::sum, rank.place));
     if (rank.number() == 1)  // It agrees, and does no more.
       return members.all_reduce(nullptr, nullptr, 0, DType::float32, ReduceOp::sum,
                                 {.shape = four, .on_devices = true});
     try {
-      static_cast<void>(rank.team.all_reduce(array, out, ReduceOp::sum, rank.place));
+      static_cast<void>(rank.group.all_reduce(array, out, ReduceOp::sum, rank.place));
       ADD_FAILURE() << "it did not throw";
     } catch (const CollectiveError& error) {
       EXPECT_EQ(error.cause(), CollectiveError::Cause::lost);
@@ -226,7 +226,7 @@ TEST_F(DeviceTeams, NameTheRankThatIsLostInTheMiddle) {
   EXPECT_THAT(nccl.misuses(), IsEmpty());
 }
 
-TEST_F(DeviceTeams, TellTheErrorOfADeviceAndBreak) {
+TEST_F(DeviceGroups, TellTheErrorOfADeviceAndBreak) {
   nccl.fail("ncclAllReduce", 1, device::nccl_code::system_error);
   std::atomic<int> failed = 0;
   run_threads(2, [&](Communicator& members) {
@@ -236,7 +236,7 @@ TEST_F(DeviceTeams, TellTheErrorOfADeviceAndBreak) {
     const Array array{rank.tensor<float>({1, 2, 3, 4}), DType::float32, four};
     auto* out = rank.tensor(std::vector<float>(4));
     const auto reduce = [&] {
-      static_cast<void>(rank.team.all_reduce(array, out, ReduceOp::sum, rank.place));
+      static_cast<void>(rank.group.all_reduce(array, out, ReduceOp::sum, rank.place));
     };
     try {
       reduce();
@@ -253,36 +253,36 @@ TEST_F(DeviceTeams, TellTheErrorOfADeviceAndBreak) {
   EXPECT_EQ(failed, 1);
 }
 
-TEST_F(DeviceTeams, TakeHostMemoryIfNcclDoesNotConnect) {
+TEST_F(DeviceGroups, TakeHostMemoryIfNcclDoesNotConnect) {
   nccl.fail("ncclCommInitRankConfig", 2, device::nccl_code::system_error);
   run_threads(2, [](Communicator& members) {
     auto impatient = options();
     impatient.timeout_s = 5;
     Rank rank(members, impatient);
     const Array array{rank.tensor<float>({1, 2, 3, 4}), DType::float32, four};
-    EXPECT_FALSE(rank.team.all_reduce(array, nullptr, ReduceOp::sum, rank.place));
+    EXPECT_FALSE(rank.group.all_reduce(array, nullptr, ReduceOp::sum, rank.place));
   });
   EXPECT_THAT(nccl.misuses(), IsEmpty());
   EXPECT_EQ(nccl.live(), 0);
 }
 
-TEST_F(DeviceTeams, ExplainWhichShapesAndDevicesWillDo) {
+TEST_F(DeviceGroups, ExplainWhichShapesAndDevicesWillDo) {
   run_threads(2, [](Communicator& members) {
     Rank rank(members);
     const std::vector<std::int64_t> three{3};
     const Array array{rank.tensor<float>({1, 2, 3}), DType::float32, three};
-    EXPECT_THROW(static_cast<void>(rank.team.reduce_scatter(array, nullptr, ReduceOp::sum, rank.place)),
+    EXPECT_THROW(static_cast<void>(rank.group.reduce_scatter(array, nullptr, ReduceOp::sum, rank.place)),
                  UsageError);
-    EXPECT_THROW(static_cast<void>(rank.team.all_reduce(array, nullptr, ReduceOp::bit_or, rank.place)),
+    EXPECT_THROW(static_cast<void>(rank.group.all_reduce(array, nullptr, ReduceOp::bit_or, rank.place)),
                  UsageError);
     auto* out = rank.tensor(std::vector<float>(3));
-    ASSERT_TRUE(rank.team.all_reduce(array, out, ReduceOp::sum, rank.place));
+    ASSERT_TRUE(rank.group.all_reduce(array, out, ReduceOp::sum, rank.place));
     EXPECT_THAT(message_of<UsageError>([&] {
-                  static_cast<void>(rank.team.all_reduce(array, out, ReduceOp::sum, {7, rank.place.stream}));
+                  static_cast<void>(rank.group.all_reduce(array, out, ReduceOp::sum, {7, rank.place.stream}));
                 }),
                 AllOf(HasSubstr("device 7"), HasSubstr(fmt::format("device {}", rank.number()))));
     const std::vector<std::int64_t> none{0, 3};
-    ASSERT_TRUE(rank.team.all_reduce({nullptr, DType::float32, none}, nullptr, ReduceOp::sum, rank.place));
+    ASSERT_TRUE(rank.group.all_reduce({nullptr, DType::float32, none}, nullptr, ReduceOp::sum, rank.place));
   });
 }
 

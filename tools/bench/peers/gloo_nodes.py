@@ -1,4 +1,4 @@
-"""Measures all_reduce of ranks on several hosts, all in one gloo group. Every rank runs this script under a launcher.
+"""Measures all_reduce of ranks on several nodes, all in one gloo group. Every rank runs this script under a launcher.
 Rank 0 prints the times of the slowest rank."""
 
 import argparse

@@ -1,5 +1,5 @@
-// Runs scenarios on ranks on two hosts (tests/launcher/contract/two_hosts). The test program executes itself
-// on each host and forks the ranks there; each rank runs the scenario of a given name. A scenario may use
+// Runs scenarios on ranks on two nodes (tests/launcher/contract/two_nodes). The test program executes itself
+// on each node and forks the ranks there; each rank runs the scenario of a given name. A scenario may use
 // GoogleTest's assertions.
 #pragma once
 
@@ -11,14 +11,14 @@
 #include <vector>
 
 #include "accelmgr/communicator.hpp"
-#include "launcher/collective/hosts/hosts.hpp"
+#include "launcher/collective/nodes/nodes.hpp"
 #include "launcher/collective/rendezvous/store.hpp"
 
-namespace accelmgr::collective::hosts_test {
+namespace accelmgr::collective::two_nodes_test {
 
-class RankOnHost {
+class RankOnNode {
  public:
-  RankOnHost(Store& store, int rank, int size) : store_(store), rank_(rank), size_(size) {}
+  RankOnNode(Store& store, int rank, int size) : store_(store), rank_(rank), size_(size) {}
 
   int rank() const noexcept { return rank_; }
   int size() const noexcept { return size_; }
@@ -36,7 +36,7 @@ class RankOnHost {
   int size_;
 };
 
-using Scenario = void (*)(RankOnHost&);
+using Scenario = void (*)(RankOnNode&);
 
 /// A scenario, and the ranks that must end by die().
 struct Entry {
@@ -49,13 +49,13 @@ struct Registered {
   Registered(const std::string& name, Entry entry) { scenarios()[name] = std::move(entry); }
 };
 
-/// Runs the scenario with the ranks `a` on host A and the ranks `b` on host B. Skips the test if there cannot
-/// be two hosts here. A failure of a rank fails the test with all output. `cable_mbit` limits the megabits
+/// Runs the scenario with the ranks `a` on node A and the ranks `b` on node B. Skips the test if there cannot
+/// be two nodes here. A failure of a rank fails the test with all output. `cable_mbit` limits the megabits
 /// that the cable carries in a second; 0: no limit.
-void run_on_two_hosts(const std::string& scenario, const std::vector<int>& a, const std::vector<int>& b,
+void run_on_two_nodes(const std::string& scenario, const std::vector<int>& a, const std::vector<int>& b,
                       int cable_mbit = 0);
 
-/// Takes down the cable between the hosts.
+/// Takes down the cable between the nodes.
 void take_link_down();
 
-}  // namespace accelmgr::collective::hosts_test
+}  // namespace accelmgr::collective::two_nodes_test

@@ -7,7 +7,7 @@
 
 #include "base/clock.hpp"
 #include "base/timing.hpp"
-#include "launcher/collective/hosts/hierarchical.hpp"
+#include "launcher/collective/nodes/hierarchical.hpp"
 
 namespace accelmgr::collective {
 
@@ -31,20 +31,20 @@ auto Hierarchical::locally(const Call& call, Step&& step, std::int64_t margin_ns
 }
 
 template <class Exchange>
-void Hierarchical::between_hosts(const Call& call, Exchange&& exchange) {
-  hosts_differ(call, [&](tcp::Mesh& mesh) {
+void Hierarchical::between_nodes(const Call& call, Exchange&& exchange) {
+  nodes_differ(call, [&](tcp::Mesh& mesh) {
     exchange(mesh);
     return false;
   });
 }
 
 template <class Exchange>
-bool Hierarchical::hosts_differ(const Call& call, Exchange&& exchange) {
+bool Hierarchical::nodes_differ(const Call& call, Exchange&& exchange) {
   Verdict verdict;
   if (mesh_) try {
       verdict.kind = exchange(*mesh_) ? Verdict::Kind::differ : Verdict::Kind::go_on;
     } catch (const tcp::ExchangeError& error) {
-      verdict = {Verdict::Kind::failed, tcp::note_of(whole_hosts(error.failure()))};
+      verdict = {Verdict::Kind::failed, tcp::note_of(whole_nodes(error.failure()))};
     }
   share(call, &verdict, sizeof verdict);
   if (verdict.kind == Verdict::Kind::failed) fail(call, tcp::failure_of(verdict.failure));

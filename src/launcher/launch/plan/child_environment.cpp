@@ -1,4 +1,4 @@
-#include "launcher/launch/plan/environment.hpp"
+#include "launcher/launch/plan/child_environment.hpp"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -73,15 +73,15 @@ const std::vector<std::string>& launch_variables() {
   return all;
 }
 
-Environment child_environment(const LaunchSpec& spec, int local_index, const HostInfo& host_info) {
-  auto child = host_info.environment;
+Environment child_environment(const LaunchSpec& spec, int local_index, const NodeInfo& node_info) {
+  auto child = node_info.environment;
   for (const char* proxy : proxies) child.erase(proxy);
   for (const auto& name : launch_variables()) child.erase(name);
   set_ranks(child, spec, local_index);
   set_device(child, spec, local_index);
   set_torch_xla(child, spec, local_index);
   set_paddle(child, spec, local_index);
-  child.emplace(variable::omp_num_threads, std::to_string(std::max(1, host_info.cores / spec.nprocs)));
+  child.emplace(variable::omp_num_threads, std::to_string(std::max(1, node_info.cores / spec.nprocs)));
   for (const auto& [name, value] : spec.environment) child[name] = value;
   return child;
 }

@@ -9,7 +9,7 @@
 
 namespace accelmgr::launch {
 
-struct HostInfo {
+struct NodeInfo {
   std::map<std::string, std::string> environment;  ///< The variables of this process.
   int cores = 1;                                   ///< Cores that this process may run on.
   int gpus = 0;                                    ///< GPUs of the driver; ignores CUDA_VISIBLE_DEVICES.
@@ -20,6 +20,6 @@ struct HostInfo {
 std::string own_hostname();
 
 /// Uses no device library, so it creates no device context and loads nothing.
-HostInfo this_host();
+NodeInfo this_node();
 
 }  // namespace accelmgr::launch

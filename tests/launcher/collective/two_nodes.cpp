@@ -1,4 +1,4 @@
-#include "two_hosts.hpp"
+#include "two_nodes.hpp"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -23,10 +23,10 @@
 #include "places.hpp"
 #include "temporary_folder.hpp"
 
-namespace accelmgr::collective::hosts_test {
+namespace accelmgr::collective::two_nodes_test {
 namespace {
 
-constexpr const char* role = "--ranks-of-a-host";
+constexpr const char* role = "--ranks-of-a-node";
 constexpr int skipped = 77;
 constexpr int seconds_of_a_scenario = 120;
 
@@ -41,7 +41,7 @@ std::vector<int> numbers_of(const std::string& list) {
 int run_rank(const std::string& scenario, const std::string& path, int rank, int size) {
   try {
     distributed::FileStore store(path, base::Deadline::in_seconds(seconds_of_a_scenario));
-    RankOnHost self(store, rank, size);
+    RankOnNode self(store, rank, size);
     scenarios().at(scenario).scenario(self);
   } catch (const std::exception& error) {
     ADD_FAILURE() << "rank " << rank << " threw: " << error.what();
@@ -50,8 +50,8 @@ int run_rank(const std::string& scenario, const std::string& path, int rank, int
   return testing::Test::HasFailure() ? 1 : 0;
 }
 
-/// Forks the ranks of one host and waits for their ends. Returns 0 if all ended as the scenario says.
-int run_host(const std::string& scenario, const std::string& path, int size, const std::vector<int>& ranks) {
+/// Forks the ranks of one node and waits for their ends. Returns 0 if all ended as the scenario says.
+int run_node(const std::string& scenario, const std::string& path, int size, const std::vector<int>& ranks) {
   std::map<pid_t, int> running;
   for (const int rank : ranks) {
     const auto pid = fork();
@@ -97,7 +97,7 @@ std::map<std::string, Entry>& scenarios() {
   return all;
 }
 
-std::shared_ptr<Communicator> RankOnHost::meet(double timeout_s, const std::string& backend) {
+std::shared_ptr<Communicator> RankOnNode::meet(double timeout_s, const std::string& backend) {
   Membership membership;
   membership.rank = rank_;
   membership.size = size_;
@@ -106,19 +106,19 @@ std::shared_ptr<Communicator> RankOnHost::meet(double timeout_s, const std::stri
   return rendezvous(store_, "world", membership);
 }
 
-void RankOnHost::die() {
+void RankOnNode::die() {
   store_.set(fmt::format("death of {}", rank_), std::to_string(base::now_ns()));
   raise(SIGKILL);
   std::abort();
 }
 
-double RankOnHost::seconds_since_death_of(int rank) {
+double RankOnNode::seconds_since_death_of(int rank) {
   const auto now = base::now_ns();
   const auto died = store_.get(fmt::format("death of {}", rank), base::Deadline::in_seconds(60));
   return static_cast<double>(now - std::stoll(died)) / 1e9;
 }
 
-void run_on_two_hosts(const std::string& scenario, const std::vector<int>& a, const std::vector<int>& b,
+void run_on_two_nodes(const std::string& scenario, const std::vector<int>& a, const std::vector<int>& b,
                       int cable_mbit) {
   const test::TemporaryFolder folder;
   const auto command = [&](const std::vector<int>& ranks) {
@@ -126,8 +126,8 @@ void run_on_two_hosts(const std::string& scenario, const std::vector<int>& a, co
                        a.size() + b.size(), fmt::join(ranks, ","));
   };
   const auto [status, text] =
-      output_of(fmt::format("'{}' --timeout {} --cable {} --host A {} --host B {}",
-                            test::in_checkout("tests/launcher/contract/two_hosts"), seconds_of_a_scenario,
+      output_of(fmt::format("'{}' --timeout {} --cable {} --node A {} --node B {}",
+                            test::in_checkout("tests/launcher/contract/two_nodes"), seconds_of_a_scenario,
                             cable_mbit, command(a), command(b)));
   if (status == skipped) GTEST_SKIP() << text;
   EXPECT_EQ(status, 0) << text;
@@ -136,7 +136,7 @@ void run_on_two_hosts(const std::string& scenario, const std::vector<int>& a, co
 void take_link_down() {
   const base::UniqueFd control(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_un address{.sun_family = AF_UNIX, .sun_path = {}};
-  std::strncpy(address.sun_path, std::getenv("TWO_HOSTS_CONTROL"), sizeof address.sun_path - 1);
+  std::strncpy(address.sun_path, std::getenv("TWO_NODES_CONTROL"), sizeof address.sun_path - 1);
   if (connect(control.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0)
     throw std::runtime_error("nobody listens for the link");
   constexpr std::string_view down = "down\n";
@@ -146,13 +146,13 @@ void take_link_down() {
     throw std::runtime_error("the link was not taken down");
 }
 
-}  // namespace accelmgr::collective::hosts_test
+}  // namespace accelmgr::collective::two_nodes_test
 
 int main(int argc, char** argv) {
-  namespace test = accelmgr::collective::hosts_test;
+  namespace test = accelmgr::collective::two_nodes_test;
   if (argc == 6 && std::string(argv[1]) == test::role) {
     testing::InitGoogleTest();
-    return test::run_host(argv[2], argv[3], std::stoi(argv[4]), test::numbers_of(argv[5]));
+    return test::run_node(argv[2], argv[3], std::stoi(argv[4]), test::numbers_of(argv[5]));
   }
   testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();

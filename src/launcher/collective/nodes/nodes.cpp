@@ -1,4 +1,4 @@
-#include "launcher/collective/hosts/hosts.hpp"
+#include "launcher/collective/nodes/nodes.hpp"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -12,7 +12,7 @@
 #include <numeric>
 
 #include "base/ipc/address.hpp"
-#include "launcher/collective/hosts/hierarchical.hpp"
+#include "launcher/collective/nodes/hierarchical.hpp"
 #include "launcher/collective/rendezvous/rendezvous.hpp"
 #include "launcher/collective/rendezvous/shared_store.hpp"
 #include "launcher/collective/serial.hpp"
@@ -29,32 +29,32 @@ void check(const Membership& membership) {
     throw ConfigError(fmt::format("unknown backend '{}'; it must be auto, shm or gloo", membership.backend));
 }
 
-void check_backend(const std::string& backend, const std::vector<std::vector<int>>& hosts) {
-  if (backend == "shm" && hosts.size() > 1) {
+void check_backend(const std::string& backend, const std::vector<std::vector<int>>& nodes) {
+  if (backend == "shm" && nodes.size() > 1) {
     std::vector<std::string> lists;
-    lists.reserve(hosts.size());
-    for (const auto& host : hosts) lists.push_back(fmt::format("{}", fmt::join(host, ", ")));
+    lists.reserve(nodes.size());
+    for (const auto& node : nodes) lists.push_back(fmt::format("{}", fmt::join(node, ", ")));
     throw ConfigError(fmt::format(
-        "backend shm is for ranks on one host, but these are on {} hosts: ranks {}; use gloo or auto",
-        hosts.size(), fmt::join(lists, " | ")));
+        "backend shm is for ranks on one node, but these are on {} nodes: ranks {}; use gloo or auto",
+        nodes.size(), fmt::join(lists, " | ")));
   }
 }
 
 base::UniqueFd open_world(const std::string& path) {
   base::UniqueFd fd(open(path.c_str(), O_RDWR | O_CLOEXEC));
-  if (!fd) throw SystemError(fmt::format("opening {}, the memory of this host's ranks", path), errno);
+  if (!fd) throw SystemError(fmt::format("opening {}, the memory of this node's ranks", path), errno);
   return fd;
 }
 
 /// Makes the communicator of this node's ranks. The lowest of them creates its memory.
-std::shared_ptr<Communicator> join_host(SharedStore& store, const std::string& name, const HostLayout& layout,
+std::shared_ptr<Communicator> join_node(SharedStore& store, const std::string& name, const NodeLayout& layout,
                                         double timeout_s, base::Deadline deadline) {
-  const auto& members = layout.hosts[layout.host];
-  const auto key = fmt::format("{}/memory/{}", name, layout.host);
+  const auto& members = layout.nodes[layout.node];
+  const auto key = fmt::format("{}/memory/{}", name, layout.node);
   base::UniqueFd memory;
   if (layout.local == 0) {
     // While a leader is busy on the network, the other ranks' spinning would only take cores from other work.
-    const auto waiting = layout.hosts.size() > 1 ? shm::Waiting::parked : shm::Waiting::by_cores;
+    const auto waiting = layout.nodes.size() > 1 ? shm::Waiting::parked : shm::Waiting::by_cores;
     memory = shm::create_world(static_cast<int>(members.size()), waiting);
     store.set(key, fmt::format("/proc/{}/fd/{}", getpid(), memory.get()));
   } else {
@@ -70,18 +70,18 @@ std::shared_ptr<Communicator> join_host(SharedStore& store, const std::string& n
 
 }  // namespace
 
-std::vector<std::vector<int>> hosts_of(const std::vector<std::string>& keys) {
-  std::vector<std::vector<int>> hosts;
+std::vector<std::vector<int>> nodes_of(const std::vector<std::string>& keys) {
+  std::vector<std::vector<int>> nodes;
   for (std::size_t rank = 0; rank < keys.size(); ++rank) {
-    const auto same = [&](const auto& host) { return keys[static_cast<std::size_t>(host[0])] == keys[rank]; };
-    auto host = std::ranges::find_if(hosts, same);
-    if (host == hosts.end()) host = hosts.emplace(hosts.end());
-    host->push_back(static_cast<int>(rank));
+    const auto same = [&](const auto& node) { return keys[static_cast<std::size_t>(node[0])] == keys[rank]; };
+    auto node = std::ranges::find_if(nodes, same);
+    if (node == nodes.end()) node = nodes.emplace(nodes.end());
+    node->push_back(static_cast<int>(rank));
   }
-  return hosts;
+  return nodes;
 }
 
-std::string host_key() {
+std::string node_key() {
   std::string boot;
   std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
   const auto name_space = [](const char* kind) {
@@ -97,17 +97,17 @@ std::shared_ptr<Communicator> rendezvous(Store& store, const std::string& name,
   const auto shared = std::make_shared<SharedStore>(store);
   std::vector<int> ranks(static_cast<std::size_t>(membership.size));
   std::iota(ranks.begin(), ranks.end(), 0);
-  Rendezvous hosts(*shared, name + "/host", membership.timeout_s, deadline);
-  const auto keys = hosts.attempt([&] { return hosts.exchange(membership.rank, ranks, membership.host); });
-  HostLayout layout(hosts_of(keys), membership.rank);
-  check_backend(membership.backend, layout.hosts);
-  const bool one_host = layout.hosts.size() == 1 && membership.backend != "gloo";
-  const bool alone = layout.hosts[layout.host].size() == 1 && !one_host;
+  Rendezvous nodes(*shared, name + "/node", membership.timeout_s, deadline);
+  const auto keys = nodes.attempt([&] { return nodes.exchange(membership.rank, ranks, membership.node); });
+  NodeLayout layout(nodes_of(keys), membership.rank);
+  check_backend(membership.backend, layout.nodes);
+  const bool one_node = layout.nodes.size() == 1 && membership.backend != "gloo";
+  const bool alone = layout.nodes[layout.node].size() == 1 && !one_node;
   Rendezvous leaders(*shared, Hierarchical::leaders_of(name), membership.timeout_s, deadline);
   auto local = alone ? make_serial(membership.rank) : leaders.attempt([&] {
-    return join_host(*shared, name, layout, membership.timeout_s, deadline);
+    return join_node(*shared, name, layout, membership.timeout_s, deadline);
   });
-  if (one_host) return local;
+  if (one_node) return local;
   Hierarchical::Setup setup{.store = shared,
                             .name = name,
                             .rank = membership.rank,

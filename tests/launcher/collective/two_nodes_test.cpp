@@ -1,6 +1,6 @@
-// Tests of what hosts that share nothing add to the contract of communicators: their network and its loss,
-// memory that only ranks of one host share, and ranks that never come.
-#include "two_hosts.hpp"
+// Tests of what nodes that share nothing add to the contract of communicators: their network and its loss,
+// memory that only ranks of one node share, and ranks that never come.
+#include "two_nodes.hpp"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -18,7 +18,7 @@
 #include "launcher/contract/collective/call.hpp"
 #include "message_of.hpp"
 
-namespace accelmgr::collective::hosts_test {
+namespace accelmgr::collective::two_nodes_test {
 namespace {
 
 using contract::Call;
@@ -31,9 +31,9 @@ constexpr double noticed_s =
     25;  ///< A death is noticed within this; nothing else ends a call before patient_s.
 
 #define SCENARIO(name, ...)                                                               \
-  void name(RankOnHost& self);                                                            \
+  void name(RankOnNode& self);                                                            \
   const Registered name##_registered(#name, Entry{&name, std::vector<int>{__VA_ARGS__}}); \
-  void name(RankOnHost& self)
+  void name(RankOnNode& self)
 
 void expect_right(const Call& call, Communicator& world) {
   EXPECT_EQ(contract::perform(call, world, /*in_rank_order=*/false), "") << describe(call);
@@ -50,7 +50,7 @@ void expect_failure(Cause cause, const std::vector<int>& ranks, const std::funct
   }
 }
 
-/// More data than collectives over hosts take in one part.
+/// More data than collectives over nodes take in one part.
 SCENARIO(Collectives) {
   const auto world = self.meet(patient_s);
   constexpr std::size_t bytes = (std::size_t{17} << 20) + 12;
@@ -78,7 +78,7 @@ std::set<std::string> mapped_memfds() {
 
 SCENARIO(SharedMemory) {
   const auto world = self.meet(patient_s);
-  const auto keys = world->all_gather_objects(host_key());
+  const auto keys = world->all_gather_objects(node_key());
   EXPECT_EQ(keys[0], keys[1]);
   EXPECT_EQ(keys[2], keys[3]);
   EXPECT_NE(keys[0], keys[2]);
@@ -124,20 +124,20 @@ SCENARIO(LinkDown) {
     for (;;) reduce(1.5);
   } catch (const CollectiveError& error) {
     EXPECT_TRUE(error.cause() == Cause::timeout || error.cause() == Cause::lost) << error.what();
-    const auto other_host = self.rank() < 2 ? std::vector{2, 3} : std::vector{0, 1};
-    EXPECT_EQ(error.ranks(), other_host) << error.what();
+    const auto other_node = self.rank() < 2 ? std::vector{2, 3} : std::vector{0, 1};
+    EXPECT_EQ(error.ranks(), other_node) << error.what();
   }
   EXPECT_LT(static_cast<double>(base::now_ns() - before) / 1e9, patient_s);
 }
 
-SCENARIO(NoSharedMemoryBetweenHosts) {
+SCENARIO(NoSharedMemoryBetweenNodes) {
   EXPECT_THAT(message_of<ConfigError>([&] { self.meet(patient_s, "shm"); }),
-              HasSubstr("backend shm is for ranks on one host, but these are on 2 hosts: ranks 0, 1 | 2, 3"));
+              HasSubstr("backend shm is for ranks on one node, but these are on 2 nodes: ranks 0, 1 | 2, 3"));
 }
 
 SCENARIO(OneNeverCame) {
   if (self.rank() == 1) return;
-  // The ranks that come wait for each other first, because the hosts start at different times.
+  // The ranks that come wait for each other first, because the nodes start at different times.
   if (self.store().add("have come", 1) == self.size() - 1) self.store().set("all have come", "");
   self.store().get("all have come", base::Deadline::in_seconds(patient_s));
   // Its leader gives up, and tells the others. Those are patient: one that arrives late is not missing.
@@ -151,23 +151,23 @@ SCENARIO(LastCalls) {
   expect_right(call, *self.meet(patient_s));
 }
 
-TEST(TwoHosts, CollectivesOfLongDataGiveWhatTheOracleSays) {
-  run_on_two_hosts("Collectives", {0, 2}, {1, 3});
+TEST(TwoNodes, CollectivesOfLongDataGiveWhatTheOracleSays) {
+  run_on_two_nodes("Collectives", {0, 2}, {1, 3});
 }
-TEST(TwoHosts, HostsShareNoMemory) { run_on_two_hosts("SharedMemory", {0, 1}, {2, 3}); }
-TEST(TwoHosts, DeathOfALeaderEndsTheCallEverywhereAndTheRestFormsAgain) {
-  run_on_two_hosts("KilledLeader", {0, 1}, {2, 3});
+TEST(TwoNodes, NodesShareNoMemory) { run_on_two_nodes("SharedMemory", {0, 1}, {2, 3}); }
+TEST(TwoNodes, DeathOfALeaderEndsTheCallEverywhereAndTheRestFormsAgain) {
+  run_on_two_nodes("KilledLeader", {0, 1}, {2, 3});
 }
-TEST(TwoHosts, LinkTakenDownInTheMiddleEndsTheCallByItsDeadline) {
-  run_on_two_hosts("LinkDown", {0, 1}, {2, 3});
+TEST(TwoNodes, LinkTakenDownInTheMiddleEndsTheCallByItsDeadline) {
+  run_on_two_nodes("LinkDown", {0, 1}, {2, 3});
 }
-TEST(TwoHosts, WhoLeavesAfterItsPartFailsNobodysLastCallOverASlowCable) {
-  run_on_two_hosts("LastCalls", {0, 1}, {2, 3}, 100);
+TEST(TwoNodes, WhoLeavesAfterItsPartFailsNobodysLastCallOverASlowCable) {
+  run_on_two_nodes("LastCalls", {0, 1}, {2, 3}, 100);
 }
-TEST(TwoHosts, BackendShmIsRefusedWithTheRanksOfEachHost) {
-  run_on_two_hosts("NoSharedMemoryBetweenHosts", {0, 1}, {2, 3});
+TEST(TwoNodes, BackendShmIsRefusedWithTheRanksOfEachNode) {
+  run_on_two_nodes("NoSharedMemoryBetweenNodes", {0, 1}, {2, 3});
 }
-TEST(TwoHosts, WhoDoesNotComeIsNamed) { run_on_two_hosts("OneNeverCame", {0, 1}, {2}); }
+TEST(TwoNodes, WhoDoesNotComeIsNamed) { run_on_two_nodes("OneNeverCame", {0, 1}, {2}); }
 
 }  // namespace
-}  // namespace accelmgr::collective::hosts_test
+}  // namespace accelmgr::collective::two_nodes_test

@@ -36,13 +36,13 @@
 namespace accelmgr::collective {
 
 /// Which member is on which node.
-struct HostLayout {
-  std::vector<std::vector<int>> hosts;  ///< Members, ascending; nodes in the order of their lowest ones.
-  std::size_t host = 0;                 ///< Index of this rank's node.
+struct NodeLayout {
+  std::vector<std::vector<int>> nodes;  ///< Members, ascending; nodes in the order of their lowest ones.
+  std::size_t node = 0;                 ///< Index of this rank's node.
   std::size_t local = 0;  ///< Index of this rank among the members of its node. 0 is the leader.
 
-  HostLayout(std::vector<std::vector<int>> hosts, int rank);
-  std::size_t host_of(int member) const noexcept;
+  NodeLayout(std::vector<std::vector<int>> nodes, int rank);
+  std::size_t node_of(int member) const noexcept;
   std::size_t local_of(int member) const noexcept;
 };
 
@@ -62,7 +62,7 @@ class Hierarchical final : public Communicator {
 
   /// `local` is the communicator of this node's members, in their order. `parent` is set
   /// for a group: the mesh that its leaders belong to. Blocks until all nodes are connected.
-  Hierarchical(Setup setup, HostLayout layout, std::shared_ptr<Communicator> local,
+  Hierarchical(Setup setup, NodeLayout layout, std::shared_ptr<Communicator> local,
                tcp::Mesh* parent = nullptr);
 
   /// The name in the store under which the leaders meet.
@@ -118,9 +118,9 @@ class Hierarchical final : public Communicator {
 
   std::size_t world() const noexcept { return setup_.ranks.size(); }
   bool leads() const noexcept { return layout_.local == 0; }
-  std::size_t locals() const noexcept { return layout_.hosts[layout_.host].size(); }
+  std::size_t locals() const noexcept { return layout_.nodes[layout_.node].size(); }
   /// For each node: the number of its members times `unit`.
-  std::vector<std::size_t> per_host(std::size_t unit) const;
+  std::vector<std::size_t> per_node(std::size_t unit) const;
 
   double timeout_of(const CallOptions& options) const noexcept {
     return options.timeout_s > 0 ? options.timeout_s : setup_.timeout_s;
@@ -152,18 +152,18 @@ class Hierarchical final : public Communicator {
   auto locally(const Call& call, Step&& step, std::int64_t margin_ns = timing::leader_margin_ns);
   /// Leaders call exchange(mesh). Then all ranks of the node share how it ended; throws if it failed.
   template <class Exchange>
-  void between_hosts(const Call& call, Exchange&& exchange);
-  /// Like between_hosts(). exchange(mesh) returns whether the calls of the nodes differ, and so does this.
+  void between_nodes(const Call& call, Exchange&& exchange);
+  /// Like between_nodes(). exchange(mesh) returns whether the calls of the nodes differ, and so does this.
   template <class Exchange>
-  bool hosts_differ(const Call& call, Exchange&& exchange);
+  bool nodes_differ(const Call& call, Exchange&& exchange);
   void share(const Call& call, void* data, std::size_t bytes);
-  tcp::Failure whole_hosts(tcp::Failure failure) const;
+  tcp::Failure whole_nodes(tcp::Failure failure) const;
 
   /// The setup of a group.
   Setup setup_of_group(std::span<const int> ranks, const CallOptions& options);
 
   Setup setup_;
-  HostLayout layout_;
+  NodeLayout layout_;
   std::vector<int> order_;          ///< All members, node by node.
   std::vector<std::size_t> bases_;  ///< Where each node begins in order_.
   std::shared_ptr<Communicator> local_;

@@ -1,4 +1,4 @@
-#include "launcher/distributed/arrays/device_team.hpp"
+#include "launcher/distributed/arrays/device_group.hpp"
 
 #include <fmt/format.h>
 
@@ -14,7 +14,7 @@
 #include "base/log.hpp"
 #include "base/timing.hpp"
 #include "base/waiter.hpp"
-#include "launcher/collective/hosts/hosts.hpp"
+#include "launcher/collective/nodes/nodes.hpp"
 #include "launcher/collective/signature/argument_checks.hpp"
 
 namespace accelmgr::distributed {
@@ -67,7 +67,7 @@ void use_device_libraries(const std::string& cuda, const std::string& nccl) {
 }
 
 /// Ends a wait for the device when a member has gone: work that needs that member never completes.
-class DeviceTeam::Watch final : public base::Waiter {
+class DeviceGroup::Watch final : public base::Waiter {
  public:
   explicit Watch(Communicator& members) : members_(members) {}
   void begin() { gone_.clear(), interrupted_ = false; }
@@ -89,7 +89,7 @@ class DeviceTeam::Watch final : public base::Waiter {
   bool interrupted_ = false;
 };
 
-struct DeviceTeam::Nccl {
+struct DeviceGroup::Nccl {
   Nccl(const device::Runtime& runtime, int number, device::Nccl functions)
       : device(runtime, number), event(device.make_event()), table(functions) {}
   device::Device device;
@@ -98,12 +98,12 @@ struct DeviceTeam::Nccl {
   std::optional<device::DeviceCollectives> collectives;
 };
 
-DeviceTeam::DeviceTeam(Communicator& members, Options options)
+DeviceGroup::DeviceGroup(Communicator& members, Options options)
     : members_(members), options_(std::move(options)), watch_(std::make_unique<Watch>(members)) {}
 
-DeviceTeam::~DeviceTeam() = default;
+DeviceGroup::~DeviceGroup() = default;
 
-void DeviceTeam::check_place(const OnDevice& place) const {
+void DeviceGroup::check_place(const OnDevice& place) const {
   if (device_ && *device_ != place.device)
     throw UsageError(
         fmt::format("the tensor is on device {} of this process, but its collectives are on device {}; move "
@@ -111,7 +111,7 @@ void DeviceTeam::check_place(const OnDevice& place) const {
                     place.device, *device_));
 }
 
-bool DeviceTeam::over_nccl(const OnDevice& place) {
+bool DeviceGroup::over_nccl(const OnDevice& place) {
   if (broken_)
     throw CollectiveError("an earlier collective on devices has failed: make a new group",
                           CollectiveError::Cause::broken, {});
@@ -119,7 +119,7 @@ bool DeviceTeam::over_nccl(const OnDevice& place) {
   return nccl_ != nullptr;
 }
 
-void DeviceTeam::establish(const OnDevice& place) {
+void DeviceGroup::establish(const OnDevice& place) {
   device_ = place.device;
   auto why = what_hinders(place);
   if (why.empty()) why = connect();
@@ -135,12 +135,12 @@ void DeviceTeam::establish(const OnDevice& place) {
 }
 
 /// Loads what NCCL needs, and compares the GPUs of all members. Returns the same text on all.
-std::string DeviceTeam::what_hinders(const OnDevice& place) {
+std::string DeviceGroup::what_hinders(const OnDevice& place) {
   Standing mine{.hindrance = options_.host_memory_because, .gpu = "", .name = ""};
   if (mine.hindrance.empty()) try {
       nccl_ = std::make_unique<Nccl>(options_.libraries.runtime(), place.device, options_.libraries.nccl());
       mine.name = nccl_->device.pci_bus_id();
-      mine.gpu = fmt::format("{} {}", collective::host_key(), mine.name);
+      mine.gpu = fmt::format("{} {}", collective::node_key(), mine.name);
     } catch (const Error& error) {
       mine.hindrance = error.what();
     }
@@ -153,7 +153,7 @@ std::string DeviceTeam::what_hinders(const OnDevice& place) {
 }
 
 /// Makes NCCL's communicator. Returns why it could not be made, the same text on all members.
-std::string DeviceTeam::connect() {
+std::string DeviceGroup::connect() {
   // The first byte says whether the id was made.
   std::string id;
   if (members_.rank() == 0) try {
@@ -183,7 +183,7 @@ std::string DeviceTeam::connect() {
   return "";
 }
 
-bool DeviceTeam::reduces(DType dtype, ReduceOp op) {
+bool DeviceGroup::reduces(DType dtype, ReduceOp op) {
   if (device::DeviceCollectives::reduces(dtype, op)) return true;
   if (told_.emplace(dtype, op).second && members_.rank() == 0)
     base::log().warn("{} of {} on GPUs goes through host memory: NCCL does not have it", name_of(op),
@@ -191,7 +191,7 @@ bool DeviceTeam::reduces(DType dtype, ReduceOp op) {
   return false;
 }
 
-bool DeviceTeam::run(const char* call, const Array& array, const OnDevice& place, const Queue& queue) {
+bool DeviceGroup::run(const char* call, const Array& array, const OnDevice& place, const Queue& queue) {
   if (array.count() == 0) return true;
   watch_->begin();
   auto& nccl = *nccl_;
@@ -220,7 +220,7 @@ bool DeviceTeam::run(const char* call, const Array& array, const OnDevice& place
       CollectiveError::Cause::lost, watch_->gone());
 }
 
-bool DeviceTeam::all_reduce(const Array& in, void* out, ReduceOp op, const OnDevice& place) {
+bool DeviceGroup::all_reduce(const Array& in, void* out, ReduceOp op, const OnDevice& place) {
   check_place(place);
   members_.all_reduce(nullptr, nullptr, 0, in.dtype, op, on_devices(in));
   if (!over_nccl(place) || !reduces(in.dtype, op)) return false;
@@ -229,7 +229,7 @@ bool DeviceTeam::all_reduce(const Array& in, void* out, ReduceOp op, const OnDev
   });
 }
 
-bool DeviceTeam::all_gather(const Array& in, void* out, const OnDevice& place) {
+bool DeviceGroup::all_gather(const Array& in, void* out, const OnDevice& place) {
   check_place(place);
   members_.all_gather(nullptr, nullptr, 0, in.dtype, on_devices(in));
   if (!over_nccl(place)) return false;
@@ -239,7 +239,7 @@ bool DeviceTeam::all_gather(const Array& in, void* out, const OnDevice& place) {
   });
 }
 
-bool DeviceTeam::broadcast(const Array& like, void* data, int src, const OnDevice& place) {
+bool DeviceGroup::broadcast(const Array& like, void* data, int src, const OnDevice& place) {
   check_place(place);
   members_.broadcast(nullptr, 0, like.dtype, src, on_devices(like));
   if (!over_nccl(place)) return false;
@@ -248,7 +248,7 @@ bool DeviceTeam::broadcast(const Array& like, void* data, int src, const OnDevic
   });
 }
 
-bool DeviceTeam::reduce_scatter(const Array& in, void* out, ReduceOp op, const OnDevice& place) {
+bool DeviceGroup::reduce_scatter(const Array& in, void* out, ReduceOp op, const OnDevice& place) {
   check_place(place);
   const Blocks blocks(in, members_.size());
   members_.reduce_scatter(nullptr, nullptr, 0, in.dtype, op, on_devices(in));
@@ -260,7 +260,7 @@ bool DeviceTeam::reduce_scatter(const Array& in, void* out, ReduceOp op, const O
   });
 }
 
-bool DeviceTeam::all_to_all(const Array& in, void* out, const OnDevice& place) {
+bool DeviceGroup::all_to_all(const Array& in, void* out, const OnDevice& place) {
   check_place(place);
   const Blocks blocks(in, members_.size());
   members_.all_to_all(nullptr, nullptr, 0, in.dtype, on_devices(in));

@@ -42,21 +42,21 @@ struct DeviceLibraries {
 
 /// The libraries that this process has already, because torch loaded them, or those of the system.
 DeviceLibraries device_libraries();
-/// Teams that are made from now on use the libraries at these paths instead. For tests.
+/// Groups that are made from now on use the libraries at these paths instead. For tests.
 void use_device_libraries(const std::string& cuda, const std::string& nccl);
 
 /// Used by one thread at a time. The communicator outlives it, or is called no more.
-class DeviceTeam {
+class DeviceGroup {
  public:
   struct Options {
     DeviceLibraries libraries = device_libraries();
     std::string host_memory_because;  ///< If not empty, NCCL is not to be used: the reason.
     double timeout_s = 300;           ///< Of each wait for the other members.
   };
-  DeviceTeam(Communicator& members, Options options);
-  ~DeviceTeam();
-  DeviceTeam(const DeviceTeam&) = delete;
-  DeviceTeam& operator=(const DeviceTeam&) = delete;
+  DeviceGroup(Communicator& members, Options options);
+  ~DeviceGroup();
+  DeviceGroup(const DeviceGroup&) = delete;
+  DeviceGroup& operator=(const DeviceGroup&) = delete;
 
   // All of these take memory of `place.device`, with the contract of arrays.hpp. The thread's current device
   // is `place.device`. They block until the result is there. Each returns false, on all members, if the same
