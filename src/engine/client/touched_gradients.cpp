@@ -28,7 +28,7 @@ void Touched::committed(std::uint64_t attempt, bool accumulate) {
     if ((participants >> rank & 1) == 0) continue;
     const auto tags = session_.tags(rank);
     for (std::size_t i = 0; i < parameters_.size(); ++i)
-      if (tags[i].load(std::memory_order_relaxed) == attempt) parameters_[i] = true;
+      if (tags[i].load() == attempt) parameters_[i] = true;
   }
 }
 

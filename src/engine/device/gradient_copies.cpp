@@ -86,11 +86,10 @@ void GradientCopies::place_gradients() {
       parameters_[i].place = staged_ ? staging_.span().data() + plan_.place(i) : sink_.place_of(i);
 }
 
-void GradientCopies::join(DeviceCollectives& collectives, session::RankMask team) {
+void GradientCopies::join(DeviceCollectives& collectives) {
   leave();
   team_ = std::make_unique<GradientShards>(
-      GradientShards::Parts{device_, manifest_, sink_, team_memory(), compute_, copies_.get()}, collectives,
-      team);
+      GradientShards::Parts{device_, manifest_, sink_, team_memory(), compute_, copies_.get()}, collectives);
 }
 
 void GradientCopies::leave() { team_.reset(); }

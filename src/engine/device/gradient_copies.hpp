@@ -44,10 +44,10 @@ class GradientCopies {
   GradientCopies(const GradientCopies&) = delete;
   GradientCopies& operator=(const GradientCopies&) = delete;
 
-  /// From the next attempt on, the ranks of `team` sum up their gradients with `collectives`, which outlive
-  /// this or the next call of join() or leave().
+  /// From the next attempt on, the ranks of `collectives` sum up their gradients. `collectives` outlives this
+  /// or the next call of join() or leave().
   /// Requires: all of them join; no attempt is under way.
-  void join(DeviceCollectives& collectives, session::RankMask team);
+  void join(DeviceCollectives& collectives);
   /// From the next attempt on, this rank is alone again, as it is in the beginning.
   void leave();
 

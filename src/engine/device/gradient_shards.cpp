@@ -9,16 +9,12 @@
 
 namespace accelmgr::device {
 
-GradientShards::GradientShards(const Parts& parts, DeviceCollectives& collectives, session::RankMask team)
+GradientShards::GradientShards(const Parts& parts, DeviceCollectives& collectives)
     : parts_(parts),
       collectives_(collectives),
-      team_(team),
       plan_(parts.manifest),
       computed_(parts.device.make_event()),
       parameters_(parts.manifest.tensors.size()) {
-  if (__builtin_popcount(team) != collectives.size())
-    throw UsageError(fmt::format("a communicator of {} devices cannot serve a team of {}", collectives.size(),
-                                 __builtin_popcount(team)));
   std::uint64_t most = 1;
   for (const auto& bytes : plan_.buckets()) {
     const auto tensors = plan_.tensors(buckets_.size());
@@ -129,8 +125,8 @@ bool GradientShards::finish() {
   for (const auto& bucket : buckets_) {
     if (!bucket.is_trained) continue;
     if (!collectives_.wait(bucket.arrived)) return false;
-    // While the next bucket is on the way. A rank without a shard calls it, too: it is in the team.
-    parts_.sink.shard(team_, bucket.shard, parts_.memory + bucket.shard.first);
+    // While the next bucket is on the way.
+    parts_.sink.shard(bucket.shard, parts_.memory + bucket.shard.first);
   }
   if (!collectives_.wait(computed_)) return false;
   under_way_ = false;

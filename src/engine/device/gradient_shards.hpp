@@ -39,8 +39,7 @@ class GradientShards {
     StreamHandle compute, copies;
   };
 
-  /// `collectives` has one rank for each of `team`, in order of rank. Throws UsageError if it has not.
-  GradientShards(const Parts& parts, DeviceCollectives& collectives, session::RankMask team);
+  GradientShards(const Parts& parts, DeviceCollectives& collectives);
   /// Aborts the communicator if an attempt is under way.
   ~GradientShards();
   GradientShards(const GradientShards&) = delete;
@@ -82,7 +81,6 @@ class GradientShards {
 
   Parts parts_;
   DeviceCollectives& collectives_;
-  const session::RankMask team_;
   const session::ShardPlan plan_;
   Memory gathered_;  ///< One bucket, padded to shards of one size. The copy stream uses it for one bucket
                      ///< after the other.

@@ -31,7 +31,7 @@ bool TeamMember::join(const session::TeamId& id, session::RankMask ranks, int ra
   const int position = __builtin_popcount(ranks & ((session::RankMask{1} << rank) - 1));
   collectives_.emplace(device_, nccl_, of_team, position, __builtin_popcount(ranks), sink_, timeout_s_);
   if (!collectives_->connect(timeout_s)) return false;
-  gradients_.join(*collectives_, ranks);
+  gradients_.join(*collectives_);
   parameters_.join(*collectives_);
   return true;
 }

@@ -106,10 +106,10 @@ class Sink : public base::Waiter {
   /// All ranks of a team have the same answer.
   virtual bool is_stale(std::size_t) { return true; }
 
-  /// The devices of `team` have summed up their gradients, and these bytes are one of this rank's shards of
+  /// The devices of a team have summed up their gradients, and these bytes are one of this rank's shards of
   /// the sum, as session::ShardPlan places it. They are copied unless they are in their place already. In
   /// such an attempt all ranks of the team give all their shards, and do not call capture() or arrived().
-  virtual void shard(session::RankMask, session::Bytes, const std::byte*) {}
+  virtual void shard(session::Bytes, const std::byte*) {}
 
   /// bind() has moved the model to its device, and the CPU memory that the model was made in is free: the
   /// next rank may build. What follows, as registering pages, goes on meanwhile.

@@ -34,7 +34,7 @@ void Gradients::capture(std::size_t index, const void* gradient) {
   const auto& entry = trained(index);
   auto* place = runner_.slab() + entry.slab;
   const auto& kernels = session::best_kernels();
-  note(index, runner_.tags()[index].load(std::memory_order_relaxed) == attempt_
+  note(index, runner_.tags()[index].load() == attempt_
                   ? kernels.capture_add(place, gradient, entry.elements(), entry.types)
                   : kernels.capture_copy(place, gradient, entry.elements(), entry.types,
                                          non_temporal_from(runner_.session().header())));
@@ -44,15 +44,15 @@ void Gradients::capture(std::size_t index, const void* gradient) {
 void Gradients::arrived(std::span<const std::size_t> indices) {
   for (const auto index : indices) {
     const auto& entry = trained(index);
-    if (runner_.tags()[index].load(std::memory_order_relaxed) == attempt_)
+    if (runner_.tags()[index].load() == attempt_)
       throw ModelError(fmt::format("the gradient of '{}' was handed over twice by a device", entry.name));
     keep(index);
   }
 }
 
-void Gradients::keep(std::size_t index) {
+void Gradients::keep(std::size_t index, std::uint64_t first, std::uint64_t end) {
   base::fault_point(base::FaultPhase::gradient_capture);
-  runner_.tags()[index].store(attempt_, std::memory_order_relaxed);
+  runner_.tags()[index].store(attempt_, first, end);
 }
 
 void Gradients::note(std::size_t index, double magnitude) {
@@ -72,25 +72,22 @@ void Gradients::shard(const session::Bytes& shard, const std::byte* sums) {
     throw ModelError(fmt::format("a shard of the bytes {} to {} was passed, but the gradients have {}",
                                  shard.first, shard.end, plan_.bytes()));
   const auto& kernels = session::best_kernels();
-  std::vector<std::size_t> held;
   for (std::size_t i = 0; i < entries_.size(); ++i) {
     const auto& entry = entries_[i];
     const auto place = plan_.place(i);
     const auto each = session::bytes_of(entry.types.gradient);
-    const auto begin = std::max(shard.first, place);
-    const auto end = std::min(shard.end, place + entry.elements() * each);
+    const auto tensor_end = place + entry.elements() * each;
+    const auto begin = std::max(shard.first, place), end = std::min(shard.end, tensor_end);
     if (begin > end || (begin == end && entry.elements() > 0) || !is_trained(i) || !entry.has_room())
       continue;
     const auto* values = sums + (begin - shard.first);
-    auto* to = runner_.slab() + entry.slab + (begin - place) / each * session::bytes_of(entry.types.slab);
-    const auto count = (end - begin) / each;
+    const auto first = (begin - place) / each, count = (end - begin) / each;
+    auto* to = runner_.slab() + entry.slab + first * session::bytes_of(entry.types.slab);
     note(i, values == to ? kernels.largest(values, count, entry.types.slab)
                          : kernels.capture_copy(to, values, count, entry.types,
                                                 non_temporal_from(runner_.session().header())));
-    held.push_back(i);
+    keep(i, first, end == tensor_end ? session::Tag::to_the_end : first + count);
   }
-  base::fault_point(base::FaultPhase::gradient_capture);
-  for (const auto i : held) runner_.tags()[i].store(attempt_, std::memory_order_relaxed);
 }
 
 bool Gradients::is_trained(std::size_t index) const noexcept {

@@ -36,8 +36,8 @@ class Gradients {
   void note(std::size_t index, double magnitude);
   /// Calls note() for a gradient that is not captured.
   void look_at(std::size_t index, const void* gradient);
-  /// Copies a shard of a team's sum to its place, unless `sums` is that place. Parameters with a part in the
-  /// shard count as captured.
+  /// Copies a shard of a team's sum to its place, unless `sums` is that place. The parts of parameters in it
+  /// count as captured. In an attempt a rank has at most one part of each.
   void shard(const session::Bytes& shard, const std::byte* sums);
   /// See replica::Sink.
   bool is_trained(std::size_t index) const noexcept;
@@ -50,8 +50,8 @@ class Gradients {
   const session::TensorEntry& entry_of(std::size_t index) const;
   /// As entry_of(), but also throws ModelError if the parameter is frozen.
   const session::TensorEntry& trained(std::size_t index) const;
-  /// Tags the parameter with the attempt.
-  void keep(std::size_t index);
+  /// Tags the parameter with the attempt: these elements of its gradient are in the slab.
+  void keep(std::size_t index, std::uint64_t first = 0, std::uint64_t end = session::Tag::to_the_end);
 
   session::RunnerView runner_;
   const std::vector<session::TensorEntry>& entries_;

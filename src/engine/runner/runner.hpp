@@ -45,7 +45,7 @@ class Runner final : private replica::Sink {
   std::byte* place_of(std::size_t index) override { return gradients_.place_of(index); }
   void arrived(std::span<const std::size_t> indices) override { gradients_.arrived(indices); }
   void magnitude(std::size_t index, double largest) override {
-    if (ballot_.team == 0) gradients_.note(index, largest);  // A team looks at its sum.
+    if (!team_part_->in_team()) gradients_.note(index, largest);  // A team looks at its sum.
   }
   bool is_trained(std::size_t index) override { return gradients_.is_trained(index); }
   bool keeps_gradients() override {
@@ -54,10 +54,7 @@ class Runner final : private replica::Sink {
   void look_at(std::size_t index, const void* gradient) override { gradients_.look_at(index, gradient); }
   replica::SharedParameters share(base::UniqueFd memory) override;
   bool is_stale(std::size_t index) override { return frozen_are_stale_ || gradients_.is_trained(index); }
-  void shard(session::RankMask team, session::Bytes shard, const std::byte* sums) override {
-    gradients_.shard(shard, sums);
-    ballot_.team = team;
-  }
+  void shard(session::Bytes shard, const std::byte* sums) override { gradients_.shard(shard, sums); }
   void built() override;
   void backward_begins() override;
   bool last_micro_batch() override { return last_micro_batch_; }

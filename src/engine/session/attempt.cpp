@@ -96,9 +96,7 @@ bool is_done(const Session& session, std::uint64_t attempt) noexcept {
 bool gave_gradient(const Session& session, std::size_t tensor, std::uint64_t attempt) noexcept {
   const RankMask participants = session.control().request.participants;
   for (int rank = 0; rank < session.ranks(); ++rank)
-    if ((participants >> rank & 1) != 0 &&
-        session.tags(rank)[tensor].load(std::memory_order_relaxed) == attempt)
-      return true;
+    if ((participants >> rank & 1) != 0 && session.tags(rank)[tensor].load() == attempt) return true;
   return false;
 }
 

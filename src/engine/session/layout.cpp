@@ -105,8 +105,7 @@ void plan_layout(const Extent& extent, Header& header) {
   header.total_bytes = align_up(at, 4096);
 
   const bool big = extent.bytes.slab >= big_region_alignment;
-  header.slab_data_offset =
-      align_up(extent.tensors * sizeof(std::uint64_t), big ? big_region_alignment : 4096);
+  header.slab_data_offset = align_up(extent.tensors * sizeof(Tag), big ? big_region_alignment : 4096);
   header.slab_bytes = align_up(header.slab_data_offset + extent.bytes.slab_room, 4096);
 }
 

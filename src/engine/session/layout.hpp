@@ -34,7 +34,7 @@
 namespace accelmgr::session {
 
 constexpr std::uint64_t magic = 0x52474d4c45434341ull;  // "ACCELMGR"
-constexpr std::uint32_t layout_version = 21;
+constexpr std::uint32_t layout_version = 22;
 constexpr std::size_t region_alignment = 64;
 constexpr std::size_t big_region_alignment = std::size_t{2} << 20;
 /// Master gradients are undone in units of this size. Images of 2 to 4 KiB cost 3 to 10% of the reduction, of
@@ -367,10 +367,30 @@ struct Ballot {
   std::uint64_t compute_ns;  ///< Time of forward, backward and gradient capture.
   std::uint64_t data_ns;     ///< Time of waiting for batches.
   std::uint32_t scalars;
-  /// 0: its slab holds its own gradients. Otherwise the slabs of these ranks, which include it, hold shards
-  /// of the sum of their gradients (engine/session/shards.hpp), and each of them says so.
-  RankMask team;
   Scalar scalar[max_scalars];
+};
+
+/// Says in which attempt a rank has last had a gradient of a tensor, and which elements of it are in the
+/// rank's slab. Where devices have summed up the gradients of a team, each slab has a part of the sum
+/// (engine/session/shards.hpp). Written by the runner before its vote.
+class Tag {
+ public:
+  /// All elements, and the gap behind them.
+  static constexpr std::uint64_t to_the_end = ~std::uint64_t{0};
+
+  void store(std::uint64_t attempt, std::uint64_t first = 0, std::uint64_t end = to_the_end) noexcept {
+    first_ = first;
+    end_ = end;
+    attempt_.store(attempt, std::memory_order_release);
+  }
+  std::uint64_t load() const noexcept { return attempt_.load(std::memory_order_acquire); }
+  // Valid if load() returns the attempt that is reduced.
+  std::uint64_t first() const noexcept { return first_; }
+  std::uint64_t end() const noexcept { return end_; }
+
+ private:
+  std::atomic<std::uint64_t> attempt_;
+  std::uint64_t first_, end_;
 };
 
 /// The last log lines of a process: byte i of all that it ever logged is at i mod sizeof(text).
@@ -635,7 +655,7 @@ struct Queue {
 static_assert(sizeof(Header) <= 4096);
 static_assert(alignof(Control) == 64 && alignof(RankRecord) == 64 && sizeof(RankRecord) % 64 == 0);
 static_assert(alignof(Sharding) == 8 && alignof(Incident) == 8);
-static_assert(sizeof(Counters) % 8 == 0 && sizeof(Queue) % 64 == 0);
+static_assert(sizeof(Tag) == 24 && sizeof(Counters) % 8 == 0 && sizeof(Queue) % 64 == 0);
 static_assert(sizeof(StepRecord) % 8 == 0 && sizeof(StepTotals) % 8 == 0 && alignof(StepHistory) == 64);
 static_assert(sizeof(Span) % 8 == 0 && alignof(SpanRing) == 64 && sizeof(SpanRing) % 64 == 0);
 static_assert(((max_spans + 1) & max_spans) == 0);  // So that a place is found without a division.

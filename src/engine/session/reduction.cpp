@@ -33,38 +33,25 @@ void mean_of(std::byte* out, std::span<const std::byte* const> ranks, std::size_
   }
 }
 
-/// The rank at `position` of a team.
-int rank_at(int position, RankMask team) noexcept {
-  while (position-- > 0) team &= team - 1;
-  return __builtin_ctz(team);
-}
-
 }  // namespace
 
 Reduction::Reduction(const View& view, const Manifest& manifest)
-    : session_(view.memory_), buffers_(manifest.buffers), shards_(manifest) {
+    : session_(view.memory_), buffers_(manifest.buffers) {
   for (std::size_t i = 0; i < manifest.tensors.size(); ++i) {
     const auto& t = manifest.tensors[i];
     if (t.count == 0 || !t.has_room()) continue;
     const auto gap_elements = align_up(t.count, region_alignment / size_of(t.dtype)) - t.count;
     const auto end =
         t.gradient + t.gradient_bytes() + gap_elements * elements_in(t.dtype) * bytes_of(t.types.master);
-    extents_.push_back({.first = t.gradient,
-                        .end = end,
-                        .tensor = i,
-                        .slab = t.slab,
-                        .place = shards_.place(i),
-                        .each = bytes_of(t.types.gradient),
-                        .types = t.types,
-                        .goes_on = false});
+    extents_.push_back(
+        {.first = t.gradient, .end = end, .tensor = i, .slab = t.slab, .types = t.types, .goes_on = false});
   }
   std::ranges::sort(extents_, {}, &Extent::first);
   for (std::size_t i = 1; i < extents_.size(); ++i) {
     const auto &before = extents_[i - 1], &here = extents_[i];
     const auto elements = (before.end - before.first) / bytes_of(before.types.master);
     extents_[i].goes_on = here.types == before.types && here.first == before.end &&
-                          here.slab == before.slab + elements * bytes_of(before.types.slab) &&
-                          here.place == before.place + elements * before.each;
+                          here.slab == before.slab + elements * bytes_of(before.types.slab);
   }
 }
 
@@ -77,7 +64,6 @@ class Reduction::Runs {
   /// The runs within the bytes [first, last) of a piece.
   Runs(const Reduction& reduction, const Slice& slice, std::uint64_t first, std::uint64_t last) noexcept
       : session_(*reduction.session_),
-        shards_(reduction.shards_),
         slice_(slice),
         begin_(first),
         last_(last),
@@ -94,51 +80,36 @@ class Reduction::Runs {
 
  private:
   void go_on() noexcept {
-    if (slice_.teams.count != 0) return go_on_by_shards();
-    run_ = {next_->end, present(*next_), &*next_};
-    for (++next_; joins() && present(*next_) == run_.present; ++next_) run_.end = next_->end;
+    run_ = part(begin_);
+    while (run_.end == next_->end) {
+      if (++next_ == end_ || next_->first >= last_ || !next_->goes_on) break;
+      const auto following = part(run_.end);
+      if (following.present != run_.present) break;
+      run_.end = following.end;
+    }
+    begin_ = run_.end;
   }
-  bool joins() const noexcept { return next_ != end_ && next_->first < last_ && next_->goes_on; }
-  // A shard may end within a tensor, and a tensor within a shard.
-  void go_on_by_shards() noexcept {
-    run_ = pass();
-    while (next_ != end_ && begin_ < last_ && (begin_ > next_->first || joins()) &&
-           part().present == run_.present)
-      run_.end = pass().end;
-  }
-  Run pass() noexcept {
-    const auto passed = part();
-    begin_ = passed.end;
-    if (begin_ == next_->end) ++next_;
-    return passed;
-  }
-  /// The run from `begin_` on, as far as the same slabs hold the elements of one tensor.
-  Run part() const noexcept {
-    Run run{next_->end, present(*next_), &*next_};
+  /// The run from that byte on, as far as the same slabs have the elements of one tensor.
+  Run part(std::uint64_t from) const noexcept {
+    Run run{0, 0, &*next_};
     const auto size = bytes_of(next_->types.master);
-    const auto place = next_->place + (begin_ - next_->first) / size * next_->each;
-    for (const auto team : slice_.teams.span()) {
-      const auto holder = shards_.holder_of(place, __builtin_popcount(team));
-      const auto elements = (holder.end - place) / next_->each;
-      if (elements < (run.end - begin_) / size) run.end = begin_ + elements * size;
-      if (holder.position >= 0) run.present |= RankMask{1} << rank_at(holder.position, team);
-    }
-    return run;
-  }
-  RankMask present(const Extent& extent) const noexcept {
-    RankMask ranks = 0;
+    const auto element = (from - next_->first) / size;
+    auto end = (next_->end - next_->first) / size;
     for (int rank = 0; rank < session_.ranks(); ++rank) {
-      if ((slice_.alone >> rank & 1) == 0) continue;
-      if (session_.tags(rank)[extent.tensor].load(std::memory_order_relaxed) == slice_.attempt)
-        ranks |= RankMask{1} << rank;
+      if ((slice_.participants >> rank & 1) == 0) continue;
+      const auto& tag = session_.tags(rank)[next_->tensor];
+      if (tag.load() != slice_.attempt || element >= tag.end()) continue;
+      const bool begins_later = element < tag.first();
+      if (!begins_later) run.present |= RankMask{1} << rank;
+      end = std::min(end, begins_later ? tag.first() : tag.end());
     }
-    return ranks;
+    run.end = next_->first + end * size;
+    return run;
   }
 
   const Session& session_;
-  const ShardPlan& shards_;
   const Slice& slice_;
-  std::uint64_t begin_;  ///< Where the next run begins; used with teams.
+  std::uint64_t begin_;  ///< Where the next run begins.
   std::uint64_t last_;
   std::vector<Extent>::const_iterator next_, end_;
   Run run_;
@@ -282,29 +253,14 @@ void Reduction::publish_buffers(const Request& request) const noexcept {
   }
 }
 
-Reduction::Teams Reduction::teams_of(RankMask participants) const noexcept {
-  Teams teams;
-  for (int rank = 0; rank < session_->ranks(); ++rank) {
-    if ((participants >> rank & 1) == 0) continue;
-    const auto team = session_->record(rank).ballot.team;
-    // The lowest rank of a team stands for it.
-    if (team != 0 && __builtin_ctz(team) == rank) teams.ranks[teams.count++] = team;
-  }
-  return teams;
-}
-
 /// A slice with all chunks.
 Reduction::Slice Reduction::all_of(std::uint64_t attempt) const noexcept {
   const auto& request = session_->control().request;
   std::uint64_t chunks = 0;
   for_pieces([&](const Piece& piece) { chunks = piece.end_chunk; });
-  const auto teams = teams_of(request.participants);
-  RankMask alone = request.participants;
-  for (const auto team : teams.span()) alone &= ~team;
   return {.rank = 0,
           .attempt = attempt,
-          .alone = alone,
-          .teams = teams,
+          .participants = request.participants,
           .chunks = {0, chunks},
           .scale = gradient_scale(request, tally(*session_, request)),
           .accumulates = request.accumulate != 0};

@@ -1,8 +1,8 @@
 // The reduction of a committed attempt: each participant sums one slice of all participants' slabs into the
 // master gradients, in one pass and in order of rank. A process may be killed at any instruction.
 //
-// The devices of a team may have summed up their gradients already. Then each element is in one of their
-// slabs, and its value is the sum over the team (shards.hpp).
+// The tags say which elements of which gradients a slab has. The devices of a team may have summed up their
+// gradients already: then each element is in one of their slabs, and its value is the sum over the team.
 //
 // A large slice is cut into parts, which threads of the runner reduce at the same time. Each has a cursor and
 // an undo image of its own.
@@ -25,7 +25,6 @@
 #include "engine/session/kernels_table.hpp"
 #include "engine/session/manifest.hpp"
 #include "engine/session/session.hpp"
-#include "engine/session/shards.hpp"
 #include "engine/session/views.hpp"
 
 namespace accelmgr::session {
@@ -83,18 +82,11 @@ class Reduction {
   std::vector<std::size_t> nonfinite_sums(std::uint64_t attempt) const;
 
  private:
-  /// Teams among the participants whose slabs hold shards.
-  struct Teams {
-    std::array<RankMask, max_ranks> ranks;
-    std::size_t count = 0;
-    std::span<const RankMask> span() const noexcept { return {ranks.data(), count}; }
-  };
   /// The part of one participant in the reduction of an attempt.
   struct Slice {
     int rank;
     std::uint64_t attempt;
-    RankMask alone;  ///< Participants whose slabs hold their own gradients.
-    Teams teams;     ///< The teams of the other participants.
+    RankMask participants;
     ChunkRange chunks;
     double scale;
     bool accumulates;
@@ -109,9 +101,7 @@ class Reduction {
   struct Extent {
     std::uint64_t first, end;
     std::uint64_t tensor;
-    std::uint64_t slab;   ///< Where it begins in a slab.
-    std::uint64_t place;  ///< Where it begins in the plan of shards.
-    std::uint64_t each;   ///< Bytes of one of its elements there.
+    std::uint64_t slab;  ///< Where it begins in a slab.
     ElementTypes types;
     bool goes_on;  ///< In master and slab it lies right behind the previous extent, and has the same types.
   };
@@ -121,7 +111,7 @@ class Reduction {
     std::uint64_t first, end;        ///< In bytes.
     std::uint64_t chunk, end_chunk;  ///< The numbers of its chunks.
   };
-  /// A range of the master for which the same participants have gradients in this attempt.
+  /// A range of the master whose elements are in the same slabs in this attempt.
   struct Run {
     std::uint64_t end = 0;  ///< In bytes; the run begins where the one before ends.
     RankMask present = 0;
@@ -142,7 +132,6 @@ class Reduction {
   }
   template <class Body>
   void for_pieces(Body&& body) const noexcept;
-  Teams teams_of(RankMask participants) const noexcept;
   Slice all_of(std::uint64_t attempt) const noexcept;
   Slice slice_of(int rank, std::uint64_t attempt) const noexcept;
   OfRanks<void> slabs_at(std::uint64_t byte, const Run& run) const noexcept;
@@ -161,7 +150,6 @@ class Reduction {
   Session* session_;             ///< Not a view: a process may finish the slice of any rank.
   std::vector<Extent> extents_;  ///< In order of `first`; without tensors that have no elements.
   std::vector<BufferEntry> buffers_;
-  ShardPlan shards_;
 };
 
 }  // namespace accelmgr::session

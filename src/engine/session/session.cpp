@@ -203,9 +203,8 @@ SourceState& Session::valid_source_state() const {
   return state;
 }
 
-std::span<std::atomic<std::uint64_t>> Session::tags_of(int rank) const noexcept {
-  return {reinterpret_cast<std::atomic<std::uint64_t>*>(slabs_[static_cast<std::size_t>(rank)].data()),
-          header_->tensors};
+std::span<Tag> Session::tags_of(int rank) const noexcept {
+  return {reinterpret_cast<Tag*>(slabs_[static_cast<std::size_t>(rank)].data()), header_->tensors};
 }
 
 std::uint64_t Session::reduction_progress(int rank) const noexcept {

@@ -171,9 +171,9 @@ class Session {
   /// Room for another copy of the parameters, if header().has_snapshot is 1.
   std::byte* snapshot() noexcept { return at<std::byte>(header_->snapshot); }
 
-  /// For each tensor of the rank's slab, the attempt that wrote it last.
-  std::span<const std::atomic<std::uint64_t>> tags(int rank) const noexcept { return tags_of(rank); }
-  std::span<std::atomic<std::uint64_t>> tags(int rank) noexcept { return tags_of(rank); }
+  /// Of each tensor.
+  std::span<const Tag> tags(int rank) const noexcept { return tags_of(rank); }
+  std::span<Tag> tags(int rank) noexcept { return tags_of(rank); }
   const std::byte* slab(int rank) const noexcept { return slab_of(rank); }
   std::byte* slab(int rank) noexcept { return slab_of(rank); }
 
@@ -212,7 +212,7 @@ class Session {
   std::byte* slab_of(int rank) const noexcept {
     return slabs_[static_cast<std::size_t>(rank)].data() + header_->slab_data_offset;
   }
-  std::span<std::atomic<std::uint64_t>> tags_of(int rank) const noexcept;
+  std::span<Tag> tags_of(int rank) const noexcept;
 
   std::vector<base::UniqueFd> fds_;
   ipc::Mapping map_;

@@ -1,7 +1,6 @@
 #include "engine/session/shards.hpp"
 
 #include <algorithm>
-#include <limits>
 #include <map>
 
 namespace accelmgr::session {
@@ -22,8 +21,6 @@ ShardPlan::ShardPlan(const Manifest& manifest, Of of) {
     for (const auto& [dtype, tensors] : of_dtype)
       cut(placed, tensors, rule, /*each_alone=*/group == Group::frozen && of == Of::gradients);
   }
-  sorted_ = buckets_;
-  std::ranges::sort(sorted_, {}, &Bytes::first);
 }
 
 bool ShardPlan::is_of_slabs(const Manifest& manifest) const noexcept {
@@ -61,14 +58,6 @@ Bytes ShardPlan::shard(const Bytes& bucket, int position, int size) const noexce
   const auto each = shard_bytes(bucket, size);
   const auto first = std::min(bucket.first + each * static_cast<std::uint64_t>(position), bucket.end);
   return {first, std::min(first + each, bucket.end)};
-}
-
-ShardPlan::Holder ShardPlan::holder_of(std::uint64_t byte, int size) const noexcept {
-  const auto bucket = std::ranges::upper_bound(sorted_, byte, {}, &Bytes::end);
-  if (bucket == sorted_.end()) return {-1, std::numeric_limits<std::uint64_t>::max()};
-  if (byte < bucket->first) return {-1, bucket->first};
-  const auto position = static_cast<int>((byte - bucket->first) / shard_bytes(*bucket, size));
-  return {position, shard(*bucket, position, size).end};
 }
 
 }  // namespace accelmgr::session

@@ -1,14 +1,17 @@
-// Which rank holds which part of a sum that the devices of a team have made. A team is some ranks of an
-// attempt whose devices reduce-scatter the gradients: each slab then holds shards of the sum over the team,
-// and not the gradients of its rank.
+// Which rank gets which part of a sum that the devices of a team make. A team is some ranks of an attempt
+// whose devices reduce-scatter the gradients: each slab then has shards of the sum over the team, and not the
+// gradients of its rank. The tags of the slab say so (layout.hpp): only devices know this plan.
 //
 //   bytes        0 .. decay ..                                    no_decay ..            frozen ..
 //                | bucket 1              | bucket 0             | | bucket 2           | | bucket 3 |
 //   team of 3    | shard 0 | 1      | 2  | 0     | 1     | 2    | | 0     | 1    | 2   | ..
 //
 // The plan follows from the manifest alone. So all ranks of a team cut alike, whatever order of gradients
-// each of them sees, and the reduction knows the holder of each element without a word from them. Each frozen
-// parameter has a bucket of its own, which counts while the parameter is unfrozen.
+// each of them sees. Each frozen parameter has a bucket of its own, which counts while the parameter is
+// unfrozen.
+//
+// Shards cut tensors, because a bucket is often one tensor: with whole tensors the devices would copy one
+// after the other, and one of them all of a large embedding.
 #pragma once
 
 #include <algorithm>
@@ -77,18 +80,12 @@ class ShardPlan {
   /// The shard of the rank at `position` of the team. May be empty.
   Bytes shard(const Bytes& bucket, int position, int size) const noexcept;
 
-  struct Holder {
-    int position = -1;      ///< In the team; -1: nobody.
-    std::uint64_t end = 0;  ///< Bytes up to here have the same holder.
-  };
-  Holder holder_of(std::uint64_t byte, int size) const noexcept;
-
  private:
   void cut(const Manifest& manifest, std::span<const std::size_t> tensors, BucketRule& rule, bool each_alone);
 
   std::vector<std::uint64_t> places_;
   std::uint64_t bytes_ = 0;
-  std::vector<Bytes> buckets_, sorted_;
+  std::vector<Bytes> buckets_;
   std::vector<std::vector<std::size_t>> tensors_;
 };
 

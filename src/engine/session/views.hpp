@@ -119,7 +119,7 @@ class RunnerView : public View {
   SpanRing& spans() const noexcept { return memory().runner_spans(rank_); }
   std::byte* generator(std::uint32_t index) const noexcept { return memory().generator(index, rank_); }
   std::byte* buffers(std::uint32_t index) const noexcept { return memory().buffers(index, rank_); }
-  std::span<std::atomic<std::uint64_t>> tags() const noexcept { return memory().tags(rank_); }
+  std::span<Tag> tags() const noexcept { return memory().tags(rank_); }
   std::byte* slab() const noexcept { return memory().slab(rank_); }
   /// For replicas that use the parameters where they lie. Read-only with `runners.protect_parameters`.
   std::byte* parameters() const noexcept { return memory().parameters(); }

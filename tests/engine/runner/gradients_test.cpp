@@ -188,8 +188,20 @@ TEST_F(MixedGradientsTest, OfAShardComeToTheirPlacesAndAreTagged) {
   test::Elements(&sums[plan.place(7)], session::Element::f64, 1).set(0, HUGE_VAL);
   session.unfrozen()[test::to_unfreeze].store(1);
   all.begin(1);
-  for (std::uint64_t at = 0; at < sums.size(); at += 192)
-    all.shard({at, std::min<std::uint64_t>(at + 192, sums.size())}, &sums[at]);
+  for (std::uint64_t at = 0; at < sums.size(); at += 192) {
+    const session::Bytes shard{at, std::min<std::uint64_t>(at + 192, sums.size())};
+    all.shard(shard, &sums[at]);
+    for (std::size_t i = 0; i < manifest.tensors.size(); ++i) {
+      const auto each = session::bytes_of(manifest.tensors[i].types.gradient);
+      const session::Bytes tensor{plan.place(i), plan.place(i) + manifest.tensors[i].elements() * each};
+      if (!all.is_trained(i) || tensor.first >= shard.end || tensor.end <= shard.first) continue;
+      const auto& told = session.tags(0)[i];
+      EXPECT_EQ(told.first() * each, std::max(shard.first, tensor.first) - tensor.first) << i;
+      EXPECT_EQ(told.end(),
+                tensor.end <= shard.end ? session::Tag::to_the_end : (shard.end - tensor.first) / each)
+          << i;
+    }
+  }
   for (std::size_t i = 0; i < manifest.tensors.size(); ++i) {
     EXPECT_EQ(tag(i) == 1, all.is_trained(i)) << i;
     if (all.is_trained(i)) {

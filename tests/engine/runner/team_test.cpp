@@ -30,10 +30,7 @@ class RankSink final : public replica::Sink {
   std::byte* place_of(std::size_t index) override { return gradients.place_of(index); }
   void arrived(std::span<const std::size_t> indices) override { gradients.arrived(indices); }
   bool is_trained(std::size_t index) override { return gradients.is_trained(index); }
-  void shard(RankMask team, session::Bytes shard, const std::byte* sums) override {
-    gradients.shard(shard, sums);
-    view.record().ballot.team = team;
-  }
+  void shard(session::Bytes shard, const std::byte* sums) override { gradients.shard(shard, sums); }
   void backward_begins() override {}
   bool last_micro_batch() override { return true; }
   bool wanted() override { return true; }
@@ -140,7 +137,7 @@ class Mixed {
       const int position = __builtin_popcount(team & ((RankMask{1} << rank) - 1));
       collectives.emplace(device, FakeNccl::table(), id_, position, __builtin_popcount(team), sink, 30);
       EXPECT_TRUE(collectives->connect());
-      copies.join(*collectives, team);
+      copies.join(*collectives);
     }
     EXPECT_TRUE(copies.begin_attempt());
     copies.begin_work();

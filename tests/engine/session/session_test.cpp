@@ -46,7 +46,7 @@ TEST(Session, RegionsAreAlignedAndDoNotOverlap) {
     end = offset + bytes;
   }
   EXPECT_LE(end, h.total_bytes);
-  EXPECT_GE(h.slab_data_offset, 7 * sizeof(std::uint64_t));
+  EXPECT_GE(h.slab_data_offset, 7 * sizeof(Tag));
   EXPECT_LE(h.slab_data_offset + h.bytes.slab_room, h.slab_bytes);
   EXPECT_EQ(h.parameters % big_region_alignment, 0u);
   EXPECT_EQ(h.gradients % big_region_alignment, 0u);

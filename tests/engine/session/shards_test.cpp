@@ -88,32 +88,10 @@ TEST(ShardPlan, CutsEachBucketIntoShardsOfWholeCacheLines) {
         const auto shard = plan.shard(bucket, position, size);
         EXPECT_EQ(shard.first, at);
         at = shard.end;
-        if (shard.count() == 0) continue;
-        for (const auto byte : {shard.first, shard.end - 1}) {
-          EXPECT_EQ(plan.holder_of(byte, size).position, position);
-          EXPECT_EQ(plan.holder_of(byte, size).end, shard.end);
-        }
       }
       EXPECT_EQ(at, bucket.end);
     }
   }
-}
-
-TEST(ShardPlan, NobodyHoldsWhatIsInNoBucket) {
-  Manifest manifest;
-  for (const auto& [dtype, group] : {std::pair{DType::int8, Group::frozen},
-                                     {DType::float32, Group::decay},
-                                     {DType::bfloat16, Group::frozen},
-                                     {DType::int32, Group::frozen}})
-    manifest.tensors.push_back(tensor_of(100, dtype, group));
-  manifest.set_precision({});
-  manifest.place_tensors();
-  const ShardPlan plan(manifest);  // 448 bytes of float32, 256 of bfloat16, then what cannot be trained.
-  EXPECT_EQ(plan.holder_of(447, 2).position, 1);
-  EXPECT_EQ(plan.holder_of(448, 2).position, 0);
-  EXPECT_EQ(plan.holder_of(703, 2).position, 1);
-  EXPECT_EQ(plan.holder_of(704, 2).position, -1);
-  EXPECT_EQ(plan.holder_of(1300, 2).position, -1);
 }
 
 // Backward comes to the last parameters first. Biases and norms complete all through backward, so their

@@ -105,9 +105,6 @@ class TeamStep {
     Reduction(session_, manifest_).reset_cursor(rank, attempt_);
     auto& ballot = session_.record(rank).ballot;
     ballot.micro_batches = 1;
-    ballot.team = 0;
-    for (const auto team : {teams_[2], teams_[3]})
-      if ((team >> rank & 1) != 0) ballot.team = team;
     cast_vote({session_, rank}, attempt_);
   }
 
@@ -147,8 +144,12 @@ class TeamStep {
     const auto& tensor = manifest_.tensors[t];
     const auto each = bytes_of(tensor.types.gradient);
     const auto place = plan_.place(t);
-    const auto end = std::min(shard.end, place + tensor.elements() * each);
-    for (auto byte = std::max(shard.first, place); byte < end; byte += each) {
+    const auto tensor_end = place + tensor.elements() * each;
+    const auto begin = std::max(shard.first, place), end = std::min(shard.end, tensor_end);
+    if (begin >= end) return;
+    session_.tags(holder)[t].store(attempt_, (begin - place) / each,
+                                   end == tensor_end ? Tag::to_the_end : (end - place) / each);
+    for (auto byte = begin; byte < end; byte += each) {
       const auto i = (byte - place) / each;
       double sum = 0;
       for (const int rank : members)

@@ -71,7 +71,7 @@ inline void use(Session& s) {
   }
   for (int rank = 0; rank < s.ranks(); ++rank) {
     must(s.tags(rank).size() == manifest.tensors.size(), "a tag for each tensor");
-    for (auto& tag : s.tags(rank)) tag.fetch_add(0);
+    for (auto& tag : s.tags(rank)) tag.store(tag.load(), tag.first(), tag.end());
     touch(reinterpret_cast<std::byte*>(&s.record(rank)), sizeof(RankRecord));
     touch(s.undo(rank), max_parts * chunk_bytes);
     touch(reinterpret_cast<std::byte*>(&s.queue(rank)), h.queue_bytes);

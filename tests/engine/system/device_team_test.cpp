@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
+#include <algorithm>
 #include <fstream>
 #include <map>
 #include <thread>
@@ -39,15 +40,18 @@ class Trained {
     }
     write_parameters(run.manager(), parameters);
   }
-  /// The team of the last attempt, which all its ranks have told in their ballots, and no others.
+  /// The team of the last attempt. Its ranks, and no others, have parts of gradients.
   RankMask team() {
     const auto session = run.manager().session();
     const auto& request = session->control().request;
+    const auto attempt = session->word().attempt;
     for (int rank = 0; rank < session->ranks(); ++rank) {
       if ((request.participants >> rank & 1) == 0) continue;
       const bool in_team = (request.device_team.ranks >> rank & 1) != 0;
-      EXPECT_EQ(session->record(rank).ballot.team, in_team ? request.device_team.ranks : 0)
-          << "rank " << rank;
+      const auto is_part = [&](const session::Tag& tag) {
+        return tag.load() == attempt && (tag.first() != 0 || tag.end() != session::Tag::to_the_end);
+      };
+      EXPECT_EQ(std::ranges::any_of(session->tags(rank), is_part), in_team) << "rank " << rank;
     }
     return request.device_team.ranks;
   }
