@@ -14,6 +14,20 @@ const char* to_string(Isa isa) noexcept;
 /// avx2 includes F16C. avx512 means F, BW, VL and DQ. The flags in tools/cmake/Kernels.cmake must agree.
 bool machine_has(Isa isa) noexcept;
 
+/// Base of a set of kernels: the functions that were compiled for an instruction set.
+template <class Table>
+class Variant {
+ public:
+  Variant(Isa isa, const Table* table) noexcept : table_(table), isa_(isa) {}
+  Isa isa() const noexcept { return isa_; }
+
+ protected:
+  const Table* table_;
+
+ private:
+  Isa isa_;
+};
+
 /// The variants of a set of kernels. `Kernels` is made of an Isa and a pointer to its table of functions.
 template <class Kernels>
 class Variants {

@@ -45,10 +45,9 @@ inline SumRange range_of(double magnitude, ElementTypes types) noexcept {
           magnitude / largest_finite(types.master)};
 }
 
-class Kernels {
+class Kernels : public base::simd::Variant<KernelTable> {
  public:
-  Kernels(Isa isa, const KernelTable* table) noexcept : isa_(isa), table_(table) {}
-  Isa isa() const noexcept { return isa_; }
+  using Variant::Variant;
 
   /// Overwriting: master = sum * scale. Accumulating: master = master + sum * scale. Here sum = ((slab0 +
   /// slab1) + slab2) + ... over `count` elements. Without slabs, overwriting zeroes the master and
@@ -123,9 +122,6 @@ class Kernels {
                  CaptureMode how) const noexcept {
     return table_->capture[index(types.gradient)][index(types.slab)](slab, gradient, count, how);
   }
-
-  Isa isa_;
-  const KernelTable* table_;
 };
 
 /// The fastest variant that this machine can run.

@@ -1,9 +1,8 @@
 // tools/cmake/Kernels.cmake compiles this file with the flags of the instruction set. Without them there is
 // no such variant.
+#include "engine/session/kernels_table.hpp"
 #if defined(__AVX2__)
 #include "engine/session/kernels_body.hpp"
-#else
-#include "engine/session/kernels_table.hpp"
 #endif
 
 namespace accelmgr::session {

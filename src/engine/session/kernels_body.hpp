@@ -11,7 +11,7 @@
 #include <limits>
 #include <type_traits>
 
-#include "base/simd/half_precision.hpp"
+#include "base/simd/elements.hpp"
 #include "base/simd/vectors.hpp"
 #include "engine/session/kernels_table.hpp"
 
@@ -20,67 +20,14 @@ namespace {
 
 using namespace base::simd;
 
-// An element type: how it is stored, how it is added, and the conversions between the two.
-template <class T>
-struct Plain {
-  using Stored = T;
-  using Sum = T;
-  template <std::size_t lanes>
-  ACCELMGR_INLINE static Vector<T, lanes> widen(Vector<T, lanes> v) {
-    return v;
-  }
-  template <std::size_t lanes>
-  ACCELMGR_INLINE static Vector<T, lanes> narrow(Vector<T, lanes> v) {
-    return v;
-  }
-};
-using f32 = Plain<float>;
-using f64 = Plain<double>;
-struct bf16 {
-  using Stored = std::uint16_t;
-  using Sum = float;
-  template <std::size_t lanes>
-  ACCELMGR_INLINE static FloatsOf<lanes> widen(HalvesOf<lanes> v) {
-    return widen_bfloat16<lanes>(v);
-  }
-  template <std::size_t lanes>
-  ACCELMGR_INLINE static HalvesOf<lanes> narrow(FloatsOf<lanes> v) {
-    return narrow_bfloat16<lanes>(v);
-  }
-};
-struct f16 {
-  using Stored = std::uint16_t;
-  using Sum = float;
-  template <std::size_t lanes>
-  ACCELMGR_INLINE static FloatsOf<lanes> widen(HalvesOf<lanes> v) {
-    static_assert(lanes == float_lanes);
-    return widen_float16(v);
-  }
-  template <std::size_t lanes>
-  ACCELMGR_INLINE static HalvesOf<lanes> narrow(FloatsOf<lanes> v) {
-    static_assert(lanes == float_lanes);
-    return narrow_float16(v);
-  }
-};
-template <class Element>
-using StoredOf = typename Element::Stored;
-template <class Element>
-using SumOf = typename Element::Sum;
-
-/// Loads one vector, converted to the type in which it is added.
-template <class Element, std::size_t lanes, class Access>
-ACCELMGR_INLINE Vector<SumOf<Element>, lanes> load_sum(const StoredOf<Element>* from, Access access) {
-  return Element::template widen<lanes>(access.template load<Vector<StoredOf<Element>, lanes>>(from));
-}
-
 /// `fixed` is the number of slabs if it is known at compile time, which keeps their addresses in registers.
 /// 0: there are `slab_count`.
 template <class Master, class Slab, std::size_t fixed, bool accumulate, bool past_caches>
 void reduce_slabs(StoredOf<Master>* master, const void* const* slabs, std::size_t slab_count,
-                  std::size_t count, SumOf<Master> scale) noexcept {
-  constexpr std::size_t lanes = lanes_of<SumOf<Master>>;
-  using MasterVector = Vector<SumOf<Master>, lanes>;
-  using SumVector = Vector<SumOf<Slab>, lanes>;
+                  std::size_t count, ComputedOf<Master> scale) noexcept {
+  constexpr std::size_t lanes = lanes_of<ComputedOf<Master>>;
+  using MasterVector = Vector<ComputedOf<Master>, lanes>;
+  using SumVector = Vector<ComputedOf<Slab>, lanes>;
   using Stored = StoredOf<Slab>;
 
   const Stored* begin[fixed == 0 ? 1 : fixed];
@@ -98,23 +45,23 @@ void reduce_slabs(StoredOf<Master>* master, const void* const* slabs, std::size_
       master, count, [&](std::size_t at, auto vectors, auto access) __attribute__((always_inline)) {
         SumVector sum[vectors];
         for (std::size_t v = 0; v < vectors; ++v)
-          sum[v] = load_sum<Slab, lanes>(slab(0) + at + v * lanes, access);
+          sum[v] = load_as<Slab, lanes>(slab(0) + at + v * lanes, access);
         for (std::size_t s = 1; s < slab_count; ++s) {
           const Stored* next = slab(s) + at;
-          for (std::size_t v = 0; v < vectors; ++v) sum[v] += load_sum<Slab, lanes>(next + v * lanes, access);
+          for (std::size_t v = 0; v < vectors; ++v) sum[v] += load_as<Slab, lanes>(next + v * lanes, access);
         }
         for (std::size_t v = 0; v < vectors; ++v) {
           auto* to = master + at + v * lanes;
           MasterVector result = __builtin_convertvector(sum[v], MasterVector) * scale;  // Times 1 is exact.
-          if constexpr (accumulate) result = load_sum<Master, lanes>(to, access) + result;
-          access.store(to, Master::template narrow<lanes>(result));
+          if constexpr (accumulate) result = load_as<Master, lanes>(to, access) + result;
+          store_as<Master, lanes>(to, result, access);
         }
       });
 }
 
 template <class Master, class Slab, bool accumulate, bool past_caches>
 void reduce_by_count(void* master, const void* const* slabs, std::size_t slab_count, std::size_t count,
-                     SumOf<Master> scale) noexcept {
+                     ComputedOf<Master> scale) noexcept {
   auto* to = static_cast<StoredOf<Master>*>(master);
   switch (slab_count) {
     case 1:
@@ -142,7 +89,7 @@ void zero_non_temporal(void* begin, std::size_t bytes) noexcept {
 template <class Master, class Slab>
 void reduce(void* master, const void* const* slabs, std::size_t slab_count, std::size_t count, double scale,
             SumInto into) noexcept {
-  const auto s = static_cast<SumOf<Master>>(scale);
+  const auto s = static_cast<ComputedOf<Master>>(scale);
   if (slab_count == 0) {
     const auto bytes = count * sizeof(StoredOf<Master>);
     if (into == SumInto::overwrite) std::memset(master, 0, bytes);
@@ -178,7 +125,7 @@ class Largest {
     for (std::size_t lane = 0; lane < lanes; ++lane)
       largest = largest_[lane] > largest ? largest_[lane] : largest;
     using Stored = StoredOf<Element>;
-    constexpr std::size_t sums = lanes_of<SumOf<Element>>;
+    constexpr std::size_t sums = lanes_of<ComputedOf<Element>>;
     Stored stored;
     std::memcpy(&stored, &largest, sizeof stored);
     return double(Element::template widen<sums>(Vector<Stored, sums>{} + stored)[0]);
@@ -207,7 +154,7 @@ double largest(const void* values, std::size_t count) noexcept {
 /// The sum of squares, in double.
 template <class Element>
 double squares(const void* values, std::size_t count) noexcept {
-  constexpr std::size_t lanes = lanes_of<SumOf<Element>>;
+  constexpr std::size_t lanes = lanes_of<ComputedOf<Element>>;
   using Doubles = Vector<double, lanes>;
   const auto* from = static_cast<const StoredOf<Element>*>(values);
   Doubles sums[unroll]{};
@@ -215,7 +162,7 @@ double squares(const void* values, std::size_t count) noexcept {
       from, count, [&](std::size_t at, auto vectors, auto access) __attribute__((always_inline)) {
         for (std::size_t v = 0; v < vectors; ++v) {
           const auto value =
-              __builtin_convertvector(load_sum<Element, lanes>(from + at + v * lanes, access), Doubles);
+              __builtin_convertvector(load_as<Element, lanes>(from + at + v * lanes, access), Doubles);
           sums[v] += value * value;
         }
       });
@@ -229,22 +176,22 @@ double squares(const void* values, std::size_t count) noexcept {
 /// functions.
 template <class Parameter, class Gradient>
 struct UpdateOf {
-  using Number = SumOf<Parameter>;
-  static_assert(std::is_same_v<Number, SumOf<Gradient>>);
+  using Number = ComputedOf<Parameter>;
+  static_assert(std::is_same_v<Number, ComputedOf<Gradient>>);
   static constexpr std::size_t lanes = lanes_of<Number>;
   using Numbers = Vector<Number, lanes>;
 
   template <class Access>
   ACCELMGR_INLINE static Numbers load(const void* from, std::size_t at, Access access) {
-    return load_sum<Parameter, lanes>(static_cast<const StoredOf<Parameter>*>(from) + at, access);
+    return load_as<Parameter, lanes>(static_cast<const StoredOf<Parameter>*>(from) + at, access);
   }
   template <class Access>
   ACCELMGR_INLINE static Numbers load_gradient(const void* from, std::size_t at, Access access) {
-    return load_sum<Gradient, lanes>(static_cast<const StoredOf<Gradient>*>(from) + at, access);
+    return load_as<Gradient, lanes>(static_cast<const StoredOf<Gradient>*>(from) + at, access);
   }
   template <class Access>
   ACCELMGR_INLINE static void store(void* to, std::size_t at, Numbers numbers, Access access) {
-    access.store(static_cast<StoredOf<Parameter>*>(to) + at, Parameter::template narrow<lanes>(numbers));
+    store_as<Parameter, lanes>(static_cast<StoredOf<Parameter>*>(to) + at, numbers, access);
   }
   template <class Step>
   ACCELMGR_INLINE static void for_each(const UpdateArrays& arrays, Step step) {
@@ -300,7 +247,7 @@ void adam(const UpdateArrays& arrays, const AdamFactors& factors) noexcept {
 
 template <class Gradient, class Slab, bool add, bool past_caches>
 double capture_range(StoredOf<Slab>* slab, const StoredOf<Gradient>* gradient, std::size_t count) noexcept {
-  constexpr std::size_t lanes = lanes_of<SumOf<Gradient>>;
+  constexpr std::size_t lanes = lanes_of<ComputedOf<Gradient>>;
   using Stored = Vector<StoredOf<Slab>, lanes>;
   Largest<Slab, lanes> largest;
   walk<sizeof(StoredOf<Slab>), lanes, past_caches>(
@@ -312,9 +259,9 @@ double capture_range(StoredOf<Slab>* slab, const StoredOf<Gradient>* gradient, s
           if constexpr (!add && std::is_same_v<Gradient, Slab>) {
             stored = access.template load<Stored>(from);
           } else {
-            auto value =
-                __builtin_convertvector(load_sum<Gradient, lanes>(from, access), Vector<SumOf<Slab>, lanes>);
-            if constexpr (add) value = load_sum<Slab, lanes>(to, access) + value;
+            auto value = __builtin_convertvector(load_as<Gradient, lanes>(from, access),
+                                                 Vector<ComputedOf<Slab>, lanes>);
+            if constexpr (add) value = load_as<Slab, lanes>(to, access) + value;
             stored = Slab::template narrow<lanes>(value);
           }
           largest.note(stored);
@@ -339,24 +286,6 @@ double capture(void* slab, const void* gradient, std::size_t count, CaptureMode 
   return 0;
 }
 
-void save(void* image, const void* chunk, std::size_t bytes) noexcept {
-  auto* to = static_cast<char*>(image);
-  const auto* from = static_cast<const char*>(chunk);
-  walk<1, vector_bytes, false>(
-      to, bytes, [&](std::size_t at, auto vectors, auto access) __attribute__((always_inline)) {
-        for (std::size_t v = 0; v < vectors; ++v) {
-          const std::size_t here = at + v * vector_bytes;
-          access.store(to + here, access.template load<Vector<char, vector_bytes>>(from + here));
-        }
-      });
-}
-
-/// Rounds to nearest even.
-void round_to_bf16(void* to, const void* from, std::size_t count) noexcept {
-  capture_range<f32, bf16, false, true>(static_cast<std::uint16_t*>(to), static_cast<const float*>(from),
-                                        count);
-}
-
 constexpr KernelTable table = {
     .reduce = {{reduce<f32, f32>, nullptr, reduce<f32, bf16>, reduce<f32, f16>},
                {nullptr, reduce<f64, f64>, reduce<f64, bf16>, nullptr},
@@ -376,8 +305,8 @@ constexpr KernelTable table = {
              {nullptr, adam<f64, f64>},
              {adam<bf16, f32>, nullptr, adam<bf16, bf16>},
              {adam<f16, f32>, nullptr, nullptr, adam<f16, f16>}},
-    .round_to_bf16 = round_to_bf16,
-    .save = save,
+    .round_to_bf16 = convert<f32, bf16, true>,
+    .save = convert<Plain<char>, Plain<char>, false>,
     .zero_non_temporal = zero_non_temporal,
 };
 

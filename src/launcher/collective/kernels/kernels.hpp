@@ -20,10 +20,9 @@ using base::simd::Isa;
 /// Whether results are stored through the caches. Results larger than the caches are better stored past them.
 enum class Stores { cached, past_caches };
 
-class Kernels {
+class Kernels : public base::simd::Variant<KernelTable> {
  public:
-  Kernels(Isa isa, const KernelTable* table) noexcept : isa_(isa), table_(table) {}
-  Isa isa() const noexcept { return isa_; }
+  using Variant::Variant;
 
   /// out[i] = ((inputs[0][i] op inputs[1][i]) op inputs[2][i]) op ..., for one input or more, each of `count`
   /// elements. `out` may be one of the inputs. `avg` divides the sum by `divisor`, the number of ranks, which
@@ -46,15 +45,11 @@ class Kernels {
   /// Converts float16 or bfloat16 to float32 (widen, exact) and back (narrow, rounded to nearest even), for
   /// reductions of several steps that round only once. `in` and `out` must not overlap.
   void widen(DType dtype, const void* in, float* out, std::size_t count) const noexcept {
-    table_->widen[dtype == DType::bfloat16](in, out, count);
+    table_->widen[dtype == DType::bfloat16](out, in, count);
   }
   void narrow(DType dtype, const float* in, void* out, std::size_t count) const noexcept {
-    table_->narrow[dtype == DType::bfloat16](in, out, count);
+    table_->narrow[dtype == DType::bfloat16](out, in, count);
   }
-
- private:
-  Isa isa_;
-  const KernelTable* table_;
 };
 
 /// The fastest variant that this machine can run.

@@ -1,20 +1,14 @@
-// Compiled with the flags of tools/cmake/Kernels.cmake; without them this variant does not exist.
+// tools/cmake/Kernels.cmake compiles this file with the flags of the instruction set. Without them there is
+// no such variant.
+#include "launcher/collective/kernels/kernels_table.hpp"
 #if defined(__AVX2__)
 #include "launcher/collective/kernels/kernels_body.hpp"
-#else
-#include "launcher/collective/kernels/kernels_table.hpp"
 #endif
 
 namespace accelmgr::collective {
 
 #if defined(__AVX2__)
-namespace {
-
-constexpr KernelTable table = make_common();
-
-}  // namespace
-
-const KernelTable* const avx2_kernels = &table;
+const KernelTable* const avx2_kernels = &table<false>;
 #else
 const KernelTable* const avx2_kernels = nullptr;
 #endif

@@ -2,12 +2,6 @@
 
 namespace accelmgr::collective {
 
-namespace {
-
-constexpr KernelTable table = make_all();
-
-}  // namespace
-
-const KernelTable* const portable_kernels = &table;
+const KernelTable* const portable_kernels = &table<true>;
 
 }  // namespace accelmgr::collective

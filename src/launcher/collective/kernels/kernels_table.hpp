@@ -17,8 +17,8 @@ struct KernelTable {
 
   Reduce reduce[kernel_dtypes][kernel_ops];  ///< Null: the portable table may have it.
   void (*copy_past_caches)(void* out, const void* in, std::size_t bytes) noexcept;
-  void (*widen[2])(const void* in, float* out, std::size_t count) noexcept;   ///< [float16, bfloat16]
-  void (*narrow[2])(const float* in, void* out, std::size_t count) noexcept;  ///< [float16, bfloat16]
+  void (*widen[2])(void* out, const void* in, std::size_t count) noexcept;   ///< [float16, bfloat16]
+  void (*narrow[2])(void* out, const void* in, std::size_t count) noexcept;  ///< [float16, bfloat16]
 };
 
 /// Null where the compiler does not know the instruction set.
