@@ -29,7 +29,6 @@
 #include "python/sink.hpp"
 
 namespace nb = nanobind;
-using namespace nanobind::literals;
 
 namespace accelmgr::python {
 namespace {
@@ -240,24 +239,49 @@ std::vector<std::pair<std::int64_t, std::uint64_t>> shared(const Sink& sink) {
 /// In the order of the enumerators.
 constexpr std::array<const char*, 3> autocast_names = {"off", "bf16", "fp16"};
 
+/// What accelmgr._runner.factories makes a replica from. `rank` is -1 for the replica that describes the
+/// model to the manager, which computes nothing and needs no device.
+struct ReplicaSettings {
+  Config config;
+  int rank;
+};
+
+void bind_settings(nb::module_& module) {
+  using Self = const ReplicaSettings&;
+  nb::class_<ReplicaSettings>(module, "ReplicaSettings", "What a replica is made from.")
+      .def_prop_ro(
+          "rank", [](Self self) { return self.rank; }, "-1: the replica only describes the model.")
+      .def_prop_ro(
+          "factory", [](Self self) { return self.config.model.factory; }, "model.factory.")
+      .def_prop_ro(
+          "options", [](Self self) { return self.config.model.options; }, "model.options.")
+      .def_prop_ro("seed", [](Self self) { return self.config.seed_base; })
+      .def_prop_ro("device", [](Self self) { return config::name_of(self.config.runners.device); })
+      .def_prop_ro("threads", [](Self self) { return runner::compute_threads(self.config); })
+      .def_prop_ro(
+          "shares_cores", [](Self self) { return self.config.runners.threads == 0; },
+          "Whether `threads` is this runner's share of the machine.")
+      .def_prop_ro("deterministic", [](Self self) { return self.config.deterministic; })
+      .def_prop_ro(
+          "autocast",
+          [](Self self) { return autocast_names.at(static_cast<std::size_t>(self.config.runners.autocast)); },
+          "\"off\", \"bf16\" or \"fp16\".")
+      .def_prop_ro(
+          "records", [](Self self) { return self.config.runners.cuda_graph == CudaGraph::automatic; },
+          "Whether steps are recorded as CUDA graphs.")
+      .def_prop_ro("micro_batches", [](Self self) { return self.config.grad_accumulation_steps; })
+      .def_prop_ro("oversubscribe", [](Self self) { return self.config.runners.oversubscribe; })
+      .def_prop_ro(
+          "step_timeout", [](Self self) { return self.config.step_timeout; }, "In seconds.");
+}
+
 void open(const Config& config, replica::Role role) {
-  in_python<ModelError>([&] {
-    factories().attr("open_cuda")(
-        config.model.options, "rank"_a = role.rank, "threads"_a = runner::compute_threads(config),
-        "shares_cores"_a = config.runners.threads == 0, "deterministic"_a = config.deterministic);
-  });
+  in_python<ModelError>([&] { factories().attr("open_cuda")(ReplicaSettings{config, role.rank}); });
 }
 
 std::unique_ptr<replica::Replica> make(const Config& config, replica::Role role) {
   return in_python<ModelError>([&] {
-    nb::object made = factories().attr("make_replica")(
-        config.model.factory, config.model.options, "seed"_a = config.seed_base, "rank"_a = role.rank,
-        "device"_a = config::name_of(config.runners.device), "threads"_a = runner::compute_threads(config),
-        "shares_cores"_a = config.runners.threads == 0, "deterministic"_a = config.deterministic,
-        "autocast"_a = autocast_names.at(static_cast<std::size_t>(config.runners.autocast)),
-        "records"_a = config.runners.cuda_graph == CudaGraph::automatic,
-        "micro_batches"_a = config.grad_accumulation_steps, "oversubscribe"_a = config.runners.oversubscribe,
-        "step_timeout"_a = config.step_timeout);
+    nb::object made = factories().attr("make_replica")(ReplicaSettings{config, role.rank});
     return std::make_unique<PythonReplica>(std::move(made), config.loss_scaling.field);
   });
 }
@@ -279,6 +303,7 @@ void register_replicas() {
 }
 
 void bind_replica(nb::module_& module) {
+  bind_settings(module);
   nb::class_<Sink>(module, "Sink", "Takes the gradients of a runner's replica.")
       .def("capture", &Sink::capture, nb::arg("index"), nb::arg("address"),
            "Copies the dense gradient of parameter `index` at `address` into the slab.")

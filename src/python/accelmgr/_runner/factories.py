@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from accelmgr import _native
 from accelmgr._changes.grown_buffers import Forms, tell
 from accelmgr._data.elements import Elements
 from accelmgr._data.loaders import makes_batches
@@ -96,43 +97,28 @@ def _opened_cuda(rank: int) -> _cuda.Cuda:
     return _cuda.Cuda(rank)
 
 
-def open_cuda(options: Options, *, rank: int, threads: int, shares_cores: bool, deterministic: bool) -> None:
+def open_cuda(settings: _native.ReplicaSettings) -> None:
     """Opens the device of this runner. Runners do that at the same time, and make their models one after the other."""
-    prepare_runner(threads, shares_cores, deterministic)
-    if PAYLOAD in options:
-        torch_settings.apply(Received(options[PAYLOAD]).options["settings"])
-    _opened_cuda(rank)
+    prepare_runner(settings.threads, settings.shares_cores, settings.deterministic)
+    if PAYLOAD in settings.options:
+        torch_settings.apply(Received(settings.options[PAYLOAD]).options["settings"])
+    _opened_cuda(settings.rank)
 
 
-def make_replica(
-    factory: str,
-    options: Options,
-    *,
-    seed: int,
-    rank: int,
-    device: str,
-    threads: int,
-    shares_cores: bool,
-    deterministic: bool,
-    autocast: str,
-    records: bool,
-    micro_batches: int,
-    oversubscribe: bool,
-    step_timeout: float,
-) -> Replica:
-    """rank: -1 for the replica that describes the model to the manager, which computes nothing and needs no device."""
+def make_replica(settings: _native.ReplicaSettings) -> Replica:
+    options, rank, device, autocast = settings.options, settings.rank, settings.device, settings.autocast
     if device == "xla":
         xla.imported()
     computes = rank >= 0
     if computes:
-        prepare_runner(threads, shares_cores, deterministic)
+        prepare_runner(settings.threads, settings.shares_cores, settings.deterministic)
     changes: Changes | None = None
     grown: Forms | None = None
     needed: Callable[[Forms], None] | None = None
     has_values = True
     if PAYLOAD not in options:
-        seed_generators(seed)  # So that the function draws the same numbers in all processes.
-        model, collate_fn = make_model(factory, options), None
+        seed_generators(settings.seed)  # So that the function draws the same numbers in all processes.
+        model, collate_fn = make_model(settings.factory, options), None
     else:
         received = Received(options[PAYLOAD])
         torch_settings.apply(received.options["settings"])
@@ -168,23 +154,27 @@ def make_replica(
             collate_fn,
             cuda,
             autocast=autocast,
-            records=records,
-            patience_s=step_timeout,
+            records=settings.records,
+            patience_s=settings.step_timeout,
             changes=changes,
         )
-    opened = open_device(rank, oversubscribe) if device == "accelerator" else xla.open_device(rank, threads)
+    opened = (
+        open_device(rank, settings.oversubscribe)
+        if device == "accelerator"
+        else xla.open_device(rank, settings.threads)
+    )
     check_autocast(autocast, opened)
     if device == "accelerator":
         return AcceleratorReplica(
-            model, collate_fn, opened, autocast=autocast, patience_s=step_timeout, changes=changes
+            model, collate_fn, opened, autocast=autocast, patience_s=settings.step_timeout, changes=changes
         )
     return XlaReplica(
         model,
         collate_fn,
         opened,
         autocast=autocast,
-        accumulates=micro_batches > 1,
-        patience_s=step_timeout,
+        accumulates=settings.micro_batches > 1,
+        patience_s=settings.step_timeout,
         changes=changes,
     )
 
