@@ -20,25 +20,6 @@
 namespace accelmgr::client {
 namespace {
 
-StepResult result_of(const session::StepRecord& record) {
-  const auto ms = [](std::int64_t ns) { return double(ns) / 1e6; };
-  StepResult result;
-  result.status = record.status;
-  result.counted = record.counted != 0;
-  result.step = record.step;
-  result.attempt = record.attempt;
-  result.loss = record.loss;
-  result.samples = record.samples;
-  result.step_ms = ms(record.duration_ns);
-  result.compute_ms = ms(record.compute_ns);
-  result.reduce_ms = ms(record.reduce_ns);
-  result.wait_ms = ms(record.wait_ns);
-  result.data_ms = ms(record.data_ns);
-  result.participants = record.participants;
-  result.tries = record.tries;
-  return result;
-}
-
 /// What of a session changes when parameters may have been written.
 struct Moment {
   std::uint64_t attempt;
@@ -111,7 +92,7 @@ std::optional<StepResult> Observer::last_step() const noexcept {
   for (;;) {
     const auto recorded = session::recorded_steps(*session_);
     if (recorded == 0) return std::nullopt;
-    if (const auto record = session::step_record(*session_, recorded)) return result_of(*record);
+    if (const auto record = session::step_record(*session_, recorded)) return session::result_of(*record);
   }
 }
 
@@ -122,7 +103,7 @@ std::optional<StepResult> Observer::next_step(double timeout_s) {
     const auto recorded = session::recorded_steps(*session_);
     while (seen_ < recorded) {
       seen_ = std::max(seen_ + 1, session::first_step_record(recorded));
-      if (const auto record = session::step_record(*session_, seen_)) return result_of(*record);
+      if (const auto record = session::step_record(*session_, seen_)) return session::result_of(*record);
     }
     if (ended) refuse("next_step()", "the service has ended");
     if (!polling.pause(service_.pidfd.get())) return std::nullopt;

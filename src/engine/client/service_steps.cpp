@@ -2,13 +2,16 @@
 
 #include <fmt/format.h>
 
+#include <concepts>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <type_traits>
 
 #include "accelmgr/errors.hpp"
 #include "base/checked_fields.hpp"
 #include "base/timing.hpp"
 #include "engine/client/service_socket.hpp"
+#include "engine/session/step_fields.hpp"
 
 namespace accelmgr::client {
 namespace {
@@ -18,41 +21,45 @@ using nlohmann::json;
 constexpr StepStatus statuses[]{StepStatus::ok,        StepStatus::data_end, StepStatus::runner_lost,
                                 StepStatus::nonfinite, StepStatus::timeout,  StepStatus::manager_lost};
 
-/// JSON has no number for what is not finite.
-double real_or_nan(const json& step, const base::Fields& fields, const char* name) {
-  return step.contains(name) && step[name].is_null() ? std::numeric_limits<double>::quiet_NaN()
-                                                     : fields.real(name);
-}
+constexpr double not_a_number = std::numeric_limits<double>::quiet_NaN();
+
+/// Reads the fields of a step by their types.
+struct StepReader {
+  const json& step;
+  base::Fields fields{step, "a step in the service's answer"};
+
+  void read(const char* name, StepStatus& into) const {
+    const auto status = fields.text(name);
+    for (const auto known : statuses)
+      if (status == to_string(known)) into = known;
+  }
+  void read(const char* name, bool& into) const { into = fields.flag(name); }
+  void read(const char* name, std::string& into) const { into = fields.text(name); }
+  void read(const char* name, double& into) const { into = fields.real(name); }
+  template <std::integral T>
+  void read(const char* name, T& into) const {
+    into = fields.number<T>(name);
+  }
+  void read(const char* name, std::vector<std::pair<std::string, double>>& into) const {
+    for (const auto& [key, value] : step.at(name).items())
+      into.emplace_back(key, value.is_number() ? value.get<double>() : not_a_number);
+  }
+};
 
 StepResult result_of(const json& step) {
-  const base::Fields fields(step, "a step in the service's answer");
-  StepResult result{.counted = fields.flag("counted"),
-                    .step = fields.number<std::uint64_t>("step"),
-                    .attempt = fields.number<std::uint64_t>("attempt"),
-                    .loss = real_or_nan(step, fields, "loss"),
-                    .samples = fields.number<std::uint64_t>("samples"),
-                    .parameter_version = fields.number<std::uint64_t>("parameter_version"),
-                    .nonfinite = fields.flag("nonfinite"),
-                    .step_ms = fields.real("step_ms"),
-                    .compute_ms = fields.real("compute_ms"),
-                    .reduce_ms = fields.real("reduce_ms"),
-                    .wait_ms = fields.real("wait_ms"),
-                    .data_ms = fields.real("data_ms"),
-                    .error = fields.text("error"),
-                    .error_type = fields.text("error_type"),
-                    .rank = fields.number<int>("rank"),
-                    .participants = fields.number<std::uint32_t>("participants"),
-                    .tries = fields.number<std::uint32_t>("tries"),
-                    .skipped = fields.number<std::uint32_t>("skipped"),
-                    .grad_norm = real_or_nan(step, fields, "grad_norm"),
-                    .loss_scale = fields.real("loss_scale"),
-                    .loss_scale_lowered = fields.number<std::uint32_t>("loss_scale_lowered")};
-  const auto status = fields.text("status");
-  for (const auto known : statuses)
-    if (status == to_string(known)) result.status = known;
-  for (const auto& [name, value] : step.at("scalars").items())
-    result.scalars.emplace_back(
-        name, value.is_number() ? value.get<double>() : std::numeric_limits<double>::quiet_NaN());
+  const StepReader reader{step};
+  StepResult result;
+  session::each_step_field<session::StepFields::told>([&](const char* name, auto member, const char*) {
+    auto& into = result.*member;
+    // JSON has no number for what is not finite.
+    if constexpr (std::is_same_v<decltype(member), double StepResult::*>)
+      if ((member == &StepResult::loss || member == &StepResult::grad_norm) && step.contains(name) &&
+          step[name].is_null()) {
+        into = not_a_number;
+        return;
+      }
+    reader.read(name, into);
+  });
   return result;
 }
 

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <sstream>
 
 #include "base/clock.hpp"
@@ -17,8 +16,6 @@ namespace {
 using session::RunnerState;
 
 constexpr std::uint64_t most_causes = 3;
-
-std::int64_t ns(double ms) { return static_cast<std::int64_t>(ms * 1e6); }
 
 std::vector<std::string> lines_of(const std::string& log) {
   std::vector<std::string> lines;
@@ -122,23 +119,6 @@ void fill(StepResult& result, const session::Session& session, const std::string
   result.compute_ms = double(compute_ns) / 1e6;
   result.reduce_ms = double(reduce_ns) / 1e6;
   result.data_ms = double(data_ns) / 1e6;
-}
-
-session::StepRecord record_of(const StepResult& result) {
-  return {.time_ns = std::chrono::system_clock::now().time_since_epoch() / std::chrono::nanoseconds(1),
-          .step = result.step,
-          .attempt = result.attempt,
-          .loss = result.loss,
-          .samples = result.samples,
-          .duration_ns = ns(result.step_ms),
-          .compute_ns = ns(result.compute_ms),
-          .reduce_ns = ns(result.reduce_ms),
-          .wait_ns = ns(result.wait_ms),
-          .data_ns = ns(result.data_ms),
-          .status = result.status,
-          .counted = result.counted,
-          .participants = result.participants,
-          .tries = result.tries};
 }
 
 std::vector<Failure> last_causes(const session::Session& session) {

@@ -10,7 +10,6 @@
 #include "accelmgr/config.hpp"
 #include "accelmgr/step_result.hpp"
 #include "engine/session/session.hpp"
-#include "engine/session/step_history.hpp"
 
 namespace accelmgr::client {
 
@@ -36,7 +35,6 @@ std::string phases_of(const session::Session& session, const Config& config, ses
 /// Fills in what the session says of the last attempt. If it has not counted, only step and version. Scalars
 /// are means as the loss is, except `total_name`, which is a sum.
 void fill(StepResult& result, const session::Session& session, const std::string& total_name);
-session::StepRecord record_of(const StepResult& result);
 
 /// The last losses, three at most, the oldest first.
 std::vector<Failure> last_causes(const session::Session& session);

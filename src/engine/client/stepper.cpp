@@ -120,7 +120,7 @@ StepResult Stepper::step(const StepOptions& chosen, double timeout_s, StepKind k
   const auto end = base::now_ns();
   result.step_ms = ms(static_cast<std::uint64_t>(end - begin));
   result.wait_ms = std::max(0.0, result.step_ms - result.compute_ms - result.reduce_ms);
-  session::record_step(view_, record_of(result));
+  session::record_step(view_, session::record_of(result));
   spans_.record({.begin_ns = begin,
                  .end_ns = end,
                  .step = number,

@@ -4,10 +4,13 @@
 #include <unistd.h>
 
 #include <cmath>
+#include <iterator>
 #include <nlohmann/json.hpp>
 
 #include "base/ipc/process.hpp"
 #include "base/timing.hpp"
+#include "engine/session/step_fields.hpp"
+#include "engine/session/step_history.hpp"
 #include "engine/session/stored_text.hpp"
 
 namespace accelmgr::service {
@@ -136,6 +139,32 @@ struct Now {
   const session::Control& control;
 };
 
+template <class T>
+json json_of(const T& value) {
+  return value;
+}
+json json_of(StepStatus status) { return to_string(status); }
+json json_of(const std::vector<std::pair<std::string, double>>& scalars) {
+  json object = json::object();
+  for (const auto& [name, value] : scalars) object[name] = value;
+  return object;
+}
+
+/// Appends a value of JSON to a text.
+template <class T>
+void append(std::string& text, const T& value) {
+  fmt::format_to(std::back_inserter(text), "{}", value);
+}
+void append(std::string& text, StepStatus status) {
+  fmt::format_to(std::back_inserter(text), R"("{}")", to_string(status));
+}
+void append(std::string& text, double value) {
+  if (std::isfinite(value))
+    fmt::format_to(std::back_inserter(text), "{}", value);
+  else
+    text += "null";
+}
+
 const Config& config_of(const Now& of) { return of.service.manager().config(); }
 json text_or_null(const std::string& text) { return text.empty() ? json() : json(text); }
 
@@ -216,42 +245,20 @@ json status_schemas() {
 }
 
 json result_of(const StepResult& result) {
-  json scalars = json::object();
-  for (const auto& [name, value] : result.scalars) scalars[name] = value;
-  return {{"status", to_string(result.status)},
-          {"counted", result.counted},
-          {"step", result.step},
-          {"attempt", result.attempt},
-          {"loss", result.loss},
-          {"samples", result.samples},
-          {"scalars", scalars},
-          {"nonfinite", result.nonfinite},
-          {"grad_norm", result.grad_norm},
-          {"parameter_version", result.parameter_version},
-          {"loss_scale", result.loss_scale},
-          {"loss_scale_lowered", result.loss_scale_lowered},
-          {"skipped", result.skipped},
-          {"rank", result.rank},
-          {"error", result.error},
-          {"error_type", result.error_type},
-          {"participants", result.participants},
-          {"tries", result.tries},
-          {"step_ms", result.step_ms},
-          {"compute_ms", result.compute_ms},
-          {"reduce_ms", result.reduce_ms},
-          {"wait_ms", result.wait_ms},
-          {"data_ms", result.data_ms}};
+  json answer;
+  session::each_step_field<session::StepFields::told>(
+      [&](const char* name, auto member, const char*) { answer[name] = json_of(result.*member); });
+  return answer;
 }
 
 std::string record_text(std::uint64_t number, const session::StepRecord& record) {
-  const auto ms = [](std::int64_t ns) { return double(ns) / 1e6; };
-  return fmt::format(
-      R"({{"number":{},"time_s":{},"step":{},"attempt":{},"status":"{}","counted":{},"loss":{},"samples":{},)"
-      R"("participants":{},"tries":{},"step_ms":{},"compute_ms":{},"reduce_ms":{},"wait_ms":{},"data_ms":{}}})",
-      number, double(record.time_ns) / 1e9, record.step, record.attempt, to_string(record.status),
-      record.counted != 0, std::isfinite(record.loss) ? fmt::format("{}", record.loss) : "null",
-      record.samples, record.participants, record.tries, ms(record.duration_ns), ms(record.compute_ns),
-      ms(record.reduce_ns), ms(record.wait_ns), ms(record.data_ns));
+  const auto result = session::result_of(record);
+  auto text = fmt::format(R"({{"number":{},"time_s":{})", number, double(record.time_ns) / 1e9);
+  session::each_recorded_field([&](const char* name, auto member, auto) {
+    fmt::format_to(std::back_inserter(text), R"(,"{}":)", name);
+    append(text, result.*member);
+  });
+  return text += '}';
 }
 
 json incident_of(std::uint64_t number, const session::Incident& incident) {

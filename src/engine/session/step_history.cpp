@@ -1,9 +1,12 @@
 #include "engine/session/step_history.hpp"
 
 #include <algorithm>
+#include <chrono>
+#include <concepts>
 #include <iterator>
 
 #include "engine/session/shared_words.hpp"
+#include "engine/session/step_fields.hpp"
 
 namespace accelmgr::session {
 namespace {
@@ -25,7 +28,32 @@ void add(StepTotals& totals, const StepRecord& record) noexcept {
   totals.last_loss = record.loss;
 }
 
+template <class From, class To>
+void convert(const From& from, To& to) {
+  if constexpr (std::same_as<From, double> && std::same_as<To, std::int64_t>)
+    to = static_cast<To>(from * 1e6);
+  else if constexpr (std::same_as<From, std::int64_t> && std::same_as<To, double>)
+    to = static_cast<To>(from) / 1e6;
+  else
+    to = static_cast<To>(from);
+}
+
 }  // namespace
+
+StepRecord record_of(const StepResult& result) {
+  StepRecord record{};
+  record.time_ns = std::chrono::system_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
+  each_recorded_field(
+      [&](const char*, auto of_result, auto of_record) { convert(result.*of_result, record.*of_record); });
+  return record;
+}
+
+StepResult result_of(const StepRecord& record) {
+  StepResult result;
+  each_recorded_field(
+      [&](const char*, auto of_result, auto of_record) { convert(record.*of_record, result.*of_result); });
+  return result;
+}
 
 void record_step(const HostView& host, const StepRecord& record) noexcept {
   auto& history = host.history();

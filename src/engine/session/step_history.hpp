@@ -8,10 +8,16 @@
 #include <cstdint>
 #include <optional>
 
+#include "accelmgr/step_result.hpp"
 #include "engine/session/session.hpp"
 #include "engine/session/views.hpp"
 
 namespace accelmgr::session {
+
+/// The record of a step that has just returned.
+StepRecord record_of(const StepResult& result);
+/// What a record keeps of the result.
+StepResult result_of(const StepRecord& record);
 
 /// Appends a record. Wait-free, and makes no system call.
 void record_step(const HostView& host, const StepRecord& record) noexcept;
