@@ -33,7 +33,7 @@ struct StartOptions {
   StartMethod method = StartMethod::spawn;
   /// Path and arguments of another program to run as the manager; the runners are forked from it, whatever
   /// `method` is. It makes the model and the data source. Example: a Python interpreter that runs
-  /// accelmgr._common.child.main(), for models written in Python.
+  /// accelmgr._process.child.main(), for models written in Python.
   std::vector<std::string> command{};
   /// Called once, before runners start, when the session has the initial parameters. The memory that the
   /// manager's model had for them may be freed here, before memory for gradients is allocated. The arguments

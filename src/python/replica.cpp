@@ -97,6 +97,8 @@ class PythonReplica final : public replica::Replica {
                                        nb::cast<bool>(described[2])};
       const auto exact = nb::cast<std::set<std::string>>(described[3]);
       const auto not_saved = nb::cast<std::set<std::string>>(described[4]);
+      const auto of_host = nb::cast<std::set<std::string>>(described[5]);
+      for (auto& buffer : description.buffers) buffer.of_model = !of_host.contains(buffer.name);
       for (auto& parameter : description.parameters) {
         parameter.rounds = !exact.contains(parameter.name);
         parameter.persistent = !not_saved.contains(parameter.name);

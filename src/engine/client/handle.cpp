@@ -556,7 +556,7 @@ std::vector<Value> Handle::buffers() const {
   std::vector<Value> out;
   const auto* copy = session()->result_buffers(session()->word().index);
   for (const auto& entry : manifest().buffers)
-    if (entry.name != session::modes_buffer)
+    if (entry.of_model)
       out.push_back({entry.name, entry.dtype, entry.shape, copy + entry.offset});
   return out;
 }

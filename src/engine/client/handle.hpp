@@ -127,9 +127,9 @@ class Handle {
   /// See Manager::revert_parameters().
   void revert_parameters();
 
-  /// Buffers of the last committed step, without modes_buffer. Views: the next step overwrites them.
+  /// Buffers of the last committed step, without those that are not the model's. Views: the next step overwrites them.
   std::vector<Value> buffers() const;
-  /// Replaces some buffers, by any of their names; also modes_buffer. Throws ModelError when there is no such
+  /// Replaces some buffers, by any of their names. Throws ModelError when there is no such
   /// buffer or its dtype or shape differs: then no buffer has changed. Throws UsageError during a step.
   void update_buffers(std::span<const Value> values);
 

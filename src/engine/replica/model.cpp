@@ -193,7 +193,8 @@ ModelTensors tensors_of(const Description& description) {
                                     .dtype = buffer.dtype,
                                     .offset = 0,
                                     .bytes = count_of(buffer) * size_of(buffer.dtype),
-                                    .persistent = buffer.persistent});
+                                    .persistent = buffer.persistent,
+                                    .of_model = buffer.of_model});
   }
   return out;
 }

@@ -42,6 +42,7 @@ struct Tensor {
   std::uintptr_t identity = 0;          ///< Entries with the same value are one tensor under several names.
   bool requires_grad = true;            ///< For parameters only.
   bool persistent = true;               ///< Part of the state dict.
+  bool of_model = true;                 ///< For buffers only: see session::BufferEntry.
   bool rounds = true;                   ///< For parameters only: `runners.parameters: bf16` rounds this one.
 };
 

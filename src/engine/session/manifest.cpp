@@ -38,7 +38,8 @@ std::string encode(const Manifest& manifest) {
                        {"aliases", b.aliases},
                        {"shape", b.shape},
                        {"dtype", static_cast<std::uint32_t>(b.dtype)},
-                       {"persistent", b.persistent}});
+                       {"persistent", b.persistent},
+                       {"of_model", b.of_model}});
   for (const auto& f : manifest.fields)
     fields.push_back({{"name", f.name}, {"shape", f.shape}, {"dtype", static_cast<std::uint32_t>(f.dtype)}});
   std::string text;
@@ -96,7 +97,8 @@ Manifest decode(const std::string& text) {
                                                         .aliases = e.texts("aliases"),
                                                         .shape = shape_of(e),
                                                         .dtype = dtype_of(e),
-                                                        .persistent = e.flag("persistent")});
+                                                        .persistent = e.flag("persistent"),
+                                                        .of_model = e.flag("of_model")});
     b.bytes = product(b.shape, size_of(b.dtype));
   }
   for (const auto& e : all.objects("fields")) {

@@ -76,11 +76,10 @@ struct BufferEntry {
   std::uint64_t offset = 0;
   std::uint64_t bytes = 0;
   bool persistent = true;  ///< Part of the model's state dict.
+  /// false: the host tells runners in it what it has changed. The model has no such buffer, and no
+  /// checkpoint.
+  bool of_model = true;
 };
-
-/// The name of a buffer that does not belong to the model: it carries switches of the host's model to the
-/// runners. It is in no state dict and in no checkpoint.
-constexpr const char* modes_buffer = "<modes>";
 
 /// A field of a batch. `shape` and `element_bytes` are those of one element; `offset` is where the field's
 /// values for a whole batch begin in a slot.

@@ -2,8 +2,8 @@
 """The changes that the host makes to modules, parameters and buffers of its model after the start.
 
 Parameters are in the session's memory, so a write in place is all that runners need. Everything else that a step
-depends on is sent as buffers: the model's own buffers, `<forms>` (buffers.py), and `<modes>`: where other changes
-are published (eight bytes, record.py), then one byte for each module (1: training mode) and for each parameter (1:
+depends on is sent as buffers: the model's own buffers, `<forms>` (buffers.py), `<published>`, which says where
+other changes are (record.py), and `<modes>`: one byte for each module (1: training mode) and for each parameter (1:
 requires a gradient).
 """
 
@@ -19,12 +19,14 @@ import torch
 from accelmgr import _native
 from accelmgr._changes.buffers import ASSIGNED, FIRST, FORMS, KIND, NONE, OTHER, Buffers
 from accelmgr._changes.grown_buffers import Forms
-from accelmgr._changes.record import Record
+from accelmgr._changes.record import PUBLISHED, Record
 from accelmgr._memory.tensors import named_tensors
 from accelmgr.errors import ModelError
 
 MODES = "<modes>"
 """The name of a buffer that the model does not have."""
+OF_HOST = {MODES, PUBLISHED}
+"""Buffers in which the host tells runners what it has changed."""
 COMPARED_BYTES = 1 << 16
 """The content of buffers up to this size is compared: statistics of normalization are smaller."""
 
@@ -169,7 +171,7 @@ class Changes:
                 self._forms_target[numbers[name][0]] = flags.data_ptr()
         self._versions: list[int] = []
         self._addresses: list[int] = []
-        self._modes = b""  # So that the first step sends them.
+        self._of_host: dict[str, bytes] = {}  # As sent: so the first step sends them.
         self._quantized = [
             (f"{prefix}.{key}" if prefix else key, owner, key, tensor, tensor._version)
             for prefix, module in model.named_modules()
@@ -317,8 +319,8 @@ class Changes:
         self.note()
         self.take_in()
 
-    def _present_modes(self) -> bytes:
-        return self._record.place + self._structure.modes
+    def _present_of_host(self) -> dict[str, bytes]:
+        return {PUBLISHED: self._record.place, MODES: self._structure.modes}
 
     def take(self, everything: bool = False) -> list[tuple[str, torch.Tensor]]:
         """The buffers to send, by name. everything: all of them, also if no change is known."""
@@ -341,8 +343,10 @@ class Changes:
                     told.append((place.name, tensor))
             if kinds != self._kinds:
                 told += Buffers.split(self._forms_with(kinds), self._kept)
-        if (modes := self._present_modes()) != self._modes:
-            told.append((MODES, torch.frombuffer(bytearray(modes), dtype=torch.uint8)))
+        if (present := self._present_of_host()) != self._of_host:
+            told += [
+                (name, torch.frombuffer(bytearray(content), dtype=torch.uint8)) for name, content in present.items()
+            ]
         return told
 
     def _forms_with(self, kinds: bytes) -> torch.Tensor:
@@ -357,6 +361,6 @@ class Changes:
 
     def told(self, changes: list[tuple[str, torch.Tensor]]) -> None:
         """Records that the result of take() has been sent."""
-        if any(name != MODES for name, _ in changes):
+        if any(name not in OF_HOST for name, _ in changes):
             self.note()
-        self._modes = self._present_modes()
+        self._of_host = self._present_of_host()

@@ -19,8 +19,10 @@ import cloudpickle
 
 from accelmgr._memory.memfd import memfd_file, open_memfd
 
+PUBLISHED = "<published>"
+"""The name of a buffer that the model does not have: the place of the present publication."""
 PLACE = struct.Struct("<II")
-"""The place of a publication: the host's descriptor, and the publication's number."""
+"""The host's descriptor of a publication, and its number."""
 NOTHING = bytes(PLACE.size)
 
 Key = tuple[str, ...]

@@ -22,8 +22,8 @@ from accelmgr import _native
 from accelmgr._changes.buffers import Buffers
 from accelmgr._changes.calls import answer
 from accelmgr._changes.grown_buffers import Forms
-from accelmgr._changes.model_changes import MODES, Structure
-from accelmgr._changes.record import NOTHING, PLACE, Reader
+from accelmgr._changes.model_changes import MODES, OF_HOST, Structure
+from accelmgr._changes.record import NOTHING, PUBLISHED, Reader
 from accelmgr._data.elements import PICKLED, collated, mapped, restore_structure, structure_of
 from accelmgr._data.long_elements import element_in
 from accelmgr._data.reading import seed_generators
@@ -150,11 +150,6 @@ def _written_in_place(before: Any, value: Any) -> bool:
     return False
 
 
-def _parted(followed: bytes) -> tuple[bytes, bytes]:
-    """The place of the host's publication, and the modes of the model."""
-    return followed[: PLACE.size], followed[PLACE.size :]
-
-
 class Replica:
     """Implements engine/replica/replica.hpp, which documents the members, on the CPU. Others compute on a device."""
 
@@ -187,9 +182,9 @@ class Replica:
         self._buffers = Buffers(model, grown, tell)
         self._constants = Constants(model)
         self._tell = tell
-        self._followed = NOTHING + self._structure.modes
-        self._modes = bytearray(self._followed)
-        self._modes_tensor = torch.frombuffer(self._modes, dtype=torch.uint8)
+        self._followed = (NOTHING, self._structure.modes)
+        self._published, self._modes = map(bytearray, self._followed)
+        self._of_host = [torch.frombuffer(content, dtype=torch.uint8) for content in (self._published, self._modes)]
         leaves = named_leaves(model)
         self._parameters = [leaf for _, leaf in leaves]
         self._names = [name for name, _ in leaves]
@@ -210,10 +205,11 @@ class Replica:
         self._losses: list[torch.Tensor] = []
         self._scalars: list[tuple[str, float | torch.Tensor, float]] = []
 
-    def describe(self) -> tuple[list[Description], list[Description], bool, set[str], set[str]]:
+    def describe(self) -> tuple[list[Description], list[Description], bool, set[str], set[str], set[str]]:
         """Parameters, buffers, and whether the parameters have values.
 
-        Also names of parameters that are not to be rounded, and of those that are not part of the state dict.
+        Also names of parameters that are not to be rounded, of those that are not part of the state dict, and of
+        buffers that are not the model's.
         """
         parameters = [
             described(name, parameter, parameter.requires_grad)
@@ -222,7 +218,9 @@ class Replica:
         buffers = [
             described(name, buffer, name not in self._buffers.non_persistent) for name, buffer in self._buffers.named
         ]
-        buffers.append(described(MODES, self._modes_tensor, False))
+        buffers += [
+            described(name, tensor, False) for name, tensor in zip((PUBLISHED, MODES), self._of_host, strict=True)
+        ]
         self._buffer_addresses = list(map(_address, self._buffers.originals))
         # torch computes the batch's statistics in the dtype of these parameters and of the buffers.
         exact = {
@@ -231,7 +229,7 @@ class Replica:
             if isinstance(module, torch.nn.modules.batchnorm._NormBase)
             for name in module._parameters
         } | {name for name, _ in self._constants.named}
-        return parameters, buffers, self._has_values, exact, self._constants.non_persistent
+        return parameters, buffers, self._has_values, exact, self._constants.non_persistent, OF_HOST
 
     def bind(self, places: list[Place], sink: _native.Sink) -> None:
         self._note_rounding(places)
@@ -379,10 +377,10 @@ class Replica:
 
     def _follow(self) -> Change:
         """Makes the changes that the host has made to the model since the last micro-batch."""
-        if self._modes == self._followed:
+        present = (self._published, self._modes)
+        if present == self._followed:
             return Change.NOTHING
-        present = bytes(self._modes)
-        (place, modes), (former, before) = _parted(present), _parted(self._followed)
+        (place, modes), (former, before) = map(bytes, present), self._followed
         made = Change.NOTHING
         if self._changes is not None and place != former:
             made = self._changes.make(place, self._buffers.held())
@@ -393,7 +391,7 @@ class Replica:
                 self._gradients.hook()
         if made is Change.TENSORS:
             self._outside.changed()
-        self._followed = present
+        self._followed = (place, modes)
         return made
 
     def _loss(self, inputs: Any, divisor: float | torch.Tensor) -> Numbers:
@@ -514,7 +512,7 @@ class Replica:
             return None
         self._buffers.check_alike()
         self._buffer_addresses = addresses
-        tensors = [*self._buffers.originals, self._modes_tensor]
+        tensors = [*self._buffers.originals, *self._of_host]
         return [described("", tensor, False) for tensor in tensors]
 
     def buffers_loaded(self) -> None:

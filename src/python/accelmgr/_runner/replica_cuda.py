@@ -217,7 +217,7 @@ class CudaReplica(DeviceReplica):
         if self._described:
             return None
         self._described = True
-        return [described("", tensor, False) for tensor in [*self._session_buffers, self._modes_tensor]]
+        return [described("", tensor, False) for tensor in [*self._session_buffers, *self._of_host]]
 
     def _device_generator(self) -> torch.Tensor:
         return self._cuda.generator_state()
