@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pathlib
+import select
 import signal
 
 import torch
@@ -22,8 +23,15 @@ class Gate:
 
     def pass_through(self) -> None:
         with contextlib.suppress(FileNotFoundError):
-            if self._path.exists():
-                self._path.read_bytes()
+            fd = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK)
+            try:
+                # Without a name the fifo was closed before this process opened it, and nobody would open it again.
+                if os.fstat(fd).st_nlink > 0:
+                    closed = select.poll()
+                    closed.register(fd, 0)
+                    closed.poll()
+            finally:
+                os.close(fd)
 
     @contextlib.contextmanager
     def held(self):
