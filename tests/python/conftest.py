@@ -41,8 +41,8 @@ accelmgr.compat.tpu_manager._context.Value(ctypes.c_long, 0)
 os.close(multiprocessing.reduction.DupFd(0).detach())
 
 
-def descendants() -> dict[int, str]:
-    """The living descendants of this process: names by pid. Reaps children that have ended."""
+def descendants(root: int = os.getpid()) -> dict[int, str]:
+    """The living descendants of a process: names by pid. Reaps children of this one that have ended."""
     with contextlib.suppress(ChildProcessError):
         while os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
             reaped = os.waitpid(-1, os.WNOHANG)
@@ -55,10 +55,10 @@ def descendants() -> dict[int, str]:
             pid = int(entry.name)
             name, _, rest = (entry / "stat").read_text().partition("(")[2].rpartition(")")
             parents[pid], names[pid] = int(rest.split()[1]), name
-    found = {os.getpid()}
+    found = {root}
     while grown := {pid for pid, parent in parents.items() if parent in found} - found:
         found |= grown
-    return {pid: names[pid] for pid in found - {os.getpid()}}
+    return {pid: names[pid] for pid in found - {root}}
 
 
 def shared_memory() -> set[str]:
@@ -157,21 +157,19 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture
 def service(tmp_path: pathlib.Path) -> Iterator[Service]:
-    service = Service(tmp_path)
-    try:
+    with Service(tmp_path) as service:
         yield service
-    finally:
-        service.end()
 
 
 @pytest.fixture
 def alarms() -> Iterator[None]:
-    """SIGUSR1 raises harm.Alarm in the main thread."""
+    """SIGUSR1 and SIGALRM raise harm.Alarm in the main thread."""
     from harm import raise_alarm  # It imports this file.
 
-    before = signal.signal(signal.SIGUSR1, raise_alarm)
+    before = [(number, signal.signal(number, raise_alarm)) for number in (signal.SIGUSR1, signal.SIGALRM)]
     yield
-    signal.signal(signal.SIGUSR1, before)
+    for number, handler in before:
+        signal.signal(number, handler)
 
 
 @pytest.fixture

@@ -69,6 +69,12 @@ def run(*arguments: str, cwd: pathlib.Path) -> tuple[int, str, str]:
         return process.returncode, out, err
 
 
+def run_script(text: str, *arguments: str, cwd: pathlib.Path) -> tuple[int, str, str]:
+    """The same of a file with this text."""
+    (cwd / "script.py").write_text(text)
+    return run("script.py", *arguments, cwd=cwd)
+
+
 def read_until(process: subprocess.Popen[str], line: str) -> str:
     """Reads standard output until `line` is in it, and returns all that was read."""
     assert process.stdout is not None

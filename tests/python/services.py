@@ -47,6 +47,12 @@ class Service:
         ready = self.process.stdout.readline()
         assert re.match("ready: model '(mlp|gpt|python)', [1-9] runners", ready), ready + self.errors.read_text()
 
+    def __enter__(self) -> Service:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
     def stop(self) -> int:
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(30)

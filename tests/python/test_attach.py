@@ -11,6 +11,7 @@ import sys
 
 import pytest
 import torch
+from saving import save
 from services import CONFIGURATION, Service
 
 import accelmgr
@@ -44,8 +45,7 @@ def trained(service: Service, steps: list[int]) -> dict[str, torch.Tensor]:
             for _ in manager.steps(count):
                 optimizer.step()
                 optimizer.zero_grad()
-            manager.save_checkpoint(optimizer=optimizer, extra={"host": "before"})
-            assert [written.error for written in manager.checkpoints_written(30)] == [""]
+            save(manager, optimizer=optimizer, extra={"host": "before"})
             parameters = {name: value.detach().clone() for name, value in manager.named_parameters()}
     return parameters
 
@@ -55,11 +55,8 @@ def test_a_host_goes_on_with_the_optimizer_of_the_one_before(tmp_path: pathlib.P
     for steps in ([4], [2, 2]):
         folder = tmp_path / str(len(steps))
         folder.mkdir()
-        service = Service(folder, CONFIGURATION, f"checkpoint.directory={folder / 'checkpoints'}")
-        try:
+        with Service(folder, CONFIGURATION, f"checkpoint.directory={folder / 'checkpoints'}") as service:
             found.append(trained(service, steps))
-        finally:
-            service.end()
     assert all(torch.equal(value, found[1][name]) for name, value in found[0].items())
 
 
@@ -127,8 +124,7 @@ def test_the_next_host_knows_how_far_a_plain_loop_has_come(service: Service, whe
 
 
 def test_the_next_host_goes_back_to_the_last_whole_parameters(tmp_path: pathlib.Path) -> None:
-    service = Service(tmp_path, CONFIGURATION, "parameters.snapshot=true")
-    try:
+    with Service(tmp_path, CONFIGURATION, "parameters.snapshot=true") as service:
         with accelmgr.attach(service.socket) as manager:
             whole = [value.detach().clone() for value in manager.parameters()]
             with pytest.raises(accelmgr.UsageError, match="no earlier host"):
@@ -145,8 +141,6 @@ def test_the_next_host_goes_back_to_the_last_whole_parameters(tmp_path: pathlib.
             assert not all(map(torch.equal, manager.parameters(), whole))
         with accelmgr.attach(service.socket) as manager:
             assert manager.unfinished == ""
-    finally:
-        service.end()
 
 
 def test_an_optimizer_that_evaluates_or_raises_leaves_no_mark(service: Service) -> None:
@@ -170,8 +164,7 @@ def test_an_optimizer_that_evaluates_or_raises_leaves_no_mark(service: Service) 
 def test_a_service_has_a_name_or_a_path(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", os.fspath(tmp_path))
     monkeypatch.chdir(tmp_path)
-    service = Service(tmp_path, CONFIGURATION, socket="gpt")
-    try:
+    with Service(tmp_path, CONFIGURATION, socket="gpt") as service:
         with accelmgr.attach("gpt") as manager:
             manager.step()
         with accelmgr.attach(pathlib.Path("accelmgr-gpt.sock")), accelmgr.observe("gpt") as observer:
@@ -181,8 +174,6 @@ def test_a_service_has_a_name_or_a_path(tmp_path: pathlib.Path, monkeypatch: pyt
         with pytest.raises(accelmgr.ConfigError, match="without a slash is the name of a session"):
             accelmgr.observe("accelmgr-gpt.sock")
         assert service.stop() == 0
-    finally:
-        service.end()
 
 
 PYTHON = """\
@@ -195,8 +186,7 @@ data: {kind: python, factory: 'factories:data'}
 
 
 def test_a_service_of_python_reads_its_configuration_again(tmp_path: pathlib.Path) -> None:
-    service = Service(tmp_path, PYTHON, "runners.max_runners=3", "start_timeout=77")
-    try:
+    with Service(tmp_path, PYTHON, "runners.max_runners=3", "start_timeout=77") as service:
         service.configuration.write_text(PYTHON + "step_timeout: 7\nstart_timeout: 8\n")
         service.process.send_signal(signal.SIGHUP)
         service.wait_until_it_says("SIGHUP: step_timeout 300 -> 7\n")
@@ -211,5 +201,3 @@ def test_a_service_of_python_reads_its_configuration_again(tmp_path: pathlib.Pat
             assert manager.named_parameters()[0][1].shape == (5,)
             assert manager.step().participants == 3
         assert service.stop() == 0
-    finally:
-        service.end()

@@ -16,18 +16,12 @@ from torch import nn
 import accelmgr
 from accelmgr._runner.replica import check_autocast
 
+# The oracle computes with as many threads as a runner, because that decides how sums are rounded.
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 BATCH = 4
 ONE = {"nprocs": 1, "batch_size_per_device": BATCH, "runners__threads": 1}
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """The oracle computes with as many threads as a runner, because that decides how sums are rounded."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 class Rows:

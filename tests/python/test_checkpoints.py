@@ -5,18 +5,13 @@ import math
 
 import pytest
 import torch
+from saving import save
 from torch import nn
 
 import accelmgr
 from accelmgr._serialization import checkpoint_values as _values
 
-
-class Rows(torch.utils.data.Dataset):
-    def __getitem__(self, index):
-        return torch.randn(6, generator=torch.Generator().manual_seed(index))
-
-    def __len__(self):
-        return 1000
+ROWS = [torch.randn(6, generator=torch.Generator().manual_seed(index)) for index in range(1000)]
 
 
 class Small(nn.Module):
@@ -84,18 +79,16 @@ def test_every_optimizer_of_torch_goes_on_where_it_was(tmp_path):
                 optimizer.load_state_dict(state[name]["optimizer"])
 
     options = {"nprocs": 1, "start_method": "forkserver", "checkpoint__directory": str(tmp_path)}
-    with accelmgr.Manager(model(), Rows(), **options) as manager:
+    with accelmgr.Manager(model(), ROWS, **options) as manager:
         copies = optimizers(manager)
         assert manager.restore(optimizer=All(copies)) is None
         for _ in range(3):
             step(manager, copies)
-        manager.save_checkpoint(optimizer=All(copies), extra={"seen": 3})
-        (written,) = manager.checkpoints_written(120)
-        assert written.error == ""
+        written = save(manager, optimizer=All(copies), extra={"seen": 3})
         for _ in range(2):
             step(manager, copies)
         expected = {name: [p.detach().clone() for p in own] for name, (own, _) in copies.items()}
-    with accelmgr.Manager(model(), Rows(), checkpoint__resume=written.path, **options) as manager:
+    with accelmgr.Manager(model(), ROWS, checkpoint__resume=written.path, **options) as manager:
         copies = optimizers(manager)
         assert manager.restore(optimizer=All(copies)) == {"seen": 3}
         for _ in range(2):
@@ -169,23 +162,20 @@ def test_what_a_checkpoint_cannot_hold_is_named():
 
 def test_a_run_keeps_its_id_and_writes_to_its_own_directory_alone(tmp_path):
     options = {"nprocs": 1, "start_method": "forkserver", "checkpoint__directory": str(tmp_path)}
-    with accelmgr.Manager(model(), Rows(), **options) as manager:
+    with accelmgr.Manager(model(), ROWS, **options) as manager:
         manager.step().raise_for_status()
-        manager.save_checkpoint()
-        (written,) = manager.checkpoints_written(120)
+        written = save(manager)
         run_id = manager.run_id
-        with accelmgr.Manager(model(), Rows(), checkpoint__resume="latest", **options) as other:
+        with accelmgr.Manager(model(), ROWS, checkpoint__resume="latest", **options) as other:
             with pytest.raises(accelmgr.CheckpointError, match="is in use by another manager of this process"):
                 other.save_checkpoint()
-    with accelmgr.Manager(model(), Rows(), **options) as manager:
+    with accelmgr.Manager(model(), ROWS, **options) as manager:
         manager.step().raise_for_status()
         assert manager.run_id != run_id
         with pytest.raises(accelmgr.CheckpointError, match=f"{written.path}' is of another run"):
             manager.save_checkpoint()
-    with accelmgr.Manager(model(), Rows(), checkpoint__resume="latest", **options) as manager:
+    with accelmgr.Manager(model(), ROWS, checkpoint__resume="latest", **options) as manager:
         assert manager.run_id == manager.resumed.run_id == run_id
         assert '"nprocs": 1' in manager.resumed.configuration
         manager.step().raise_for_status()
-        manager.save_checkpoint()
-        (written,) = manager.checkpoints_written(120)
-        assert written.error == ""
+        written = save(manager)

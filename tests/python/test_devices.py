@@ -10,7 +10,7 @@ import sys
 import pytest
 import torch
 from gate import Count, Told
-from programs import run
+from programs import run_script
 
 import accelmgr
 from accelmgr._runner import xla
@@ -90,6 +90,12 @@ except accelmgr.ConfigError as error:
 """
 
 
+def refusal(folder: pathlib.Path) -> str:
+    code, out, err = run_script(PROGRAM, cwd=folder)
+    assert code == 0, err
+    return out
+
+
 def install(folder: pathlib.Path, version: str, content: str) -> None:
     """Something like torch_xla, beside the program."""
     (folder / "torch_xla").mkdir()
@@ -101,26 +107,20 @@ def install(folder: pathlib.Path, version: str, content: str) -> None:
 
 @pytest.mark.skipif(importlib.util.find_spec("torch_xla") is not None, reason="torch_xla is installed")
 def test_without_torch_xla_the_interpreter_and_the_command_that_installs_it_are_named(tmp_path):
-    (tmp_path / "program.py").write_text(PROGRAM)
-    code, out, err = run("program.py", cwd=tmp_path)
-    assert code == 0, err
+    out = refusal(tmp_path)
     assert re.match(rf"runners.device .*{PYTHON} has no torch_xla; .*{PYTHON} -m pip install torch=\S+ torch_xla=", out)
 
 
 def test_a_torch_xla_of_another_torch_is_named_with_both_versions(tmp_path):
     install(tmp_path, "1.13.0", "raise SystemError('it was imported')")
-    (tmp_path / "program.py").write_text(PROGRAM)
-    code, out, err = run("program.py", cwd=tmp_path)
-    assert code == 0, err
+    out = refusal(tmp_path)
     torch_version = re.escape(torch.__version__)
     assert re.search(rf"{PYTHON} has torch_xla 1.13.0 and torch {torch_version}; .*{PYTHON} -m pip install", out)
 
 
 def test_a_torch_xla_that_cannot_be_imported_is_named_with_the_reason(tmp_path):
     install(tmp_path, torch.__version__.partition("+")[0], "raise ImportError('undefined symbol: _ZN2at')")
-    (tmp_path / "program.py").write_text(PROGRAM)
-    code, out, err = run("program.py", cwd=tmp_path)
-    assert code == 0, err
+    out = refusal(tmp_path)
     assert re.search(rf"{PYTHON} cannot import torch_xla .*ImportError: undefined symbol: _ZN2at", out), out
 
 

@@ -12,9 +12,11 @@ import time
 import pytest
 import torch
 from conftest import descendants
+from harm import Alarm
 from interruptions import interrupted_at
 from launching import kill
 from programs import run
+from saving import save
 from torch import nn
 
 import accelmgr
@@ -59,10 +61,10 @@ def manager_of(model: nn.Module, runners: int = 1, start_method: str = "fork", *
 
 
 def in_host(
-    make, steps: int, runners: int = 1, clip: float | None = None, rates: int = 40
+    make, steps: int, runners: int = 1, clip: float | None = None, rates: int = 40, of: type[nn.Module] = Net
 ) -> tuple[nn.Module, torch.optim.Optimizer]:
     """The same steps, with the optimizer in the host. rates: 0: the learning rate stays."""
-    model = Net()
+    model = of()
     optimizer = make(model.parameters())
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, rates) if rates else None
     with manager_of(model, runners) as manager:
@@ -161,15 +163,7 @@ def test_an_optimizer_may_take_longer_than_an_aborted_step_and_than_the_call(run
     assert_same((model, optimizer), in_host(lambda p: torch.optim.SGD(p, 0.1), 2, runners, rates=0))
 
 
-class Alarm(Exception):
-    pass
-
-
-def raise_alarm(number, frame):
-    raise Alarm
-
-
-def test_gradients_that_runners_still_apply_after_an_interrupt_stay_as_they_are(monkeypatch):
+def test_gradients_that_runners_still_apply_after_an_interrupt_stay_as_they_are(monkeypatch, alarms):
     step = Resident.step
 
     def slow(self, *arguments):
@@ -181,20 +175,16 @@ def test_gradients_that_runners_still_apply_after_an_interrupt_stay_as_they_are(
     monkeypatch.setattr(Resident, "step", slow)
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    before = signal.signal(signal.SIGALRM, raise_alarm)
-    try:
-        with manager_of(model, 2) as manager:
-            manager.step(optimizer=optimizer).raise_for_status()
-            with pytest.raises(Alarm) as caught:
-                signal.setitimer(signal.ITIMER_REAL, 0.75)
-                manager.step(optimizer=optimizer)
-            assert caught.value.step_result.counted
-            manager.zero_grad()  # Loops that were written for an optimizer in the host do so.
-            optimizer.zero_grad()
-            manager.step(optimizer=optimizer).raise_for_status()
-            manager.sync()
-    finally:
-        signal.signal(signal.SIGALRM, before)
+    with manager_of(model, 2) as manager:
+        manager.step(optimizer=optimizer).raise_for_status()
+        with pytest.raises(Alarm) as caught:
+            signal.setitimer(signal.ITIMER_REAL, 0.75)
+            manager.step(optimizer=optimizer)
+        assert caught.value.step_result.counted
+        manager.zero_grad()  # Loops that were written for an optimizer in the host do so.
+        optimizer.zero_grad()
+        manager.step(optimizer=optimizer).raise_for_status()
+        manager.sync()
     assert_same((model, optimizer), in_host(lambda p: torch.optim.SGD(p, 0.1), 3, 2, rates=0))
 
 
@@ -352,26 +342,16 @@ def test_a_checkpoint_goes_on_with_either_kind_of_step(tmp_path):
     model = Net()
     optimizer = torch.optim.AdamW(model.parameters(), 0.01)
     with manager_of(model, **options) as manager:
-        for _ in manager.steps(5, optimizer=optimizer):
-            pass
+        list(manager.steps(5, optimizer=optimizer))
         manager.step(optimizer=optimizer).raise_for_status()
-        manager.save_checkpoint(optimizer=optimizer)
+        save(manager, optimizer=optimizer)
         assert manager.synced_step == 6
-        assert [written.error for written in manager.checkpoints_written(wait=60)] == [""]
     again = Net()
     goes_on = torch.optim.AdamW(again.parameters(), 0.01)
     with manager_of(again, **options) as manager:
         manager.restore(optimizer=goes_on)
-        for _ in manager.steps(4, optimizer=goes_on):
-            pass
-    wanted = Net()
-    reference = torch.optim.AdamW(wanted.parameters(), 0.01)
-    with manager_of(wanted) as manager:
-        for _ in range(10):
-            reference.zero_grad()
-            manager.step().raise_for_status()
-            reference.step()
-    assert_same((again, goes_on), (wanted, reference))
+        list(manager.steps(4, optimizer=goes_on))
+    assert_same((again, goes_on), in_host(OPTIMIZERS["adamw"], 10, rates=0))
 
 
 def test_an_optimizer_that_runners_cannot_have_is_refused():

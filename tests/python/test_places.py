@@ -11,7 +11,7 @@ import textwrap
 import time
 
 import pytest
-from programs import BOUND_S, environment, run
+from programs import BOUND_S, environment, run, run_script
 
 DEFINITIONS = """\
 import accelmgr, torch
@@ -41,34 +41,30 @@ manager.stop()
 EXPECTED = "gradient 8.0 [2.0, 6.0]"
 
 
-def test_a_script_without_a_guard(tmp_path):
-    """The manager and its runners do not run the script again."""
-    (tmp_path / "script.py").write_text(DEFINITIONS + 'print("once")\n' + STEP)
-    code, out, err = run("script.py", cwd=tmp_path)
-    assert (code, out.splitlines()) == (0, ["once", EXPECTED]), err
-    assert err == ""
+FORGETS = (
+    STEP.replace("manager.stop()\n", "").replace("Manager(", "TPUManager(").replace("runners__threads=1", "start=True")
+)
+SCRIPTS = {
+    # The manager and its runners do not run the script again.
+    "without_a_guard": (DEFINITIONS + 'print("once")\n' + STEP, ["once", EXPECTED]),
+    "that_forgets_to_stop": (DEFINITIONS + FORGETS, [EXPECTED]),
+    "beside_a_module": ("from mine import *\n" + STEP, [EXPECTED]),
+}
 
 
-def test_a_script_that_forgets_to_stop(tmp_path):
-    forgets = STEP.replace("manager.stop()\n", "")
-    forgets = forgets.replace("Manager(", "TPUManager(").replace("runners__threads=1", "start=True")
-    (tmp_path / "script.py").write_text(DEFINITIONS + forgets)
-    code, out, err = run("script.py", cwd=tmp_path)
-    assert (code, out.splitlines(), err) == (0, [EXPECTED], "")
+@pytest.mark.parametrize("kind", SCRIPTS)
+def test_a_script(tmp_path, kind):
+    script, lines = SCRIPTS[kind]
+    (tmp_path / "mine.py").write_text(DEFINITIONS)
+    code, out, err = run_script(script, cwd=tmp_path)
+    assert (code, out.splitlines(), err) == (0, lines, "")
 
 
 def test_a_script_that_raises_ends_with_its_own_error(tmp_path):
-    (tmp_path / "script.py").write_text(DEFINITIONS + STEP.replace("manager.stop()", "raise LookupError('my own')"))
-    code, out, err = run("script.py", cwd=tmp_path)
+    raises = STEP.replace("manager.stop()", "raise LookupError('my own')")
+    code, out, err = run_script(DEFINITIONS + raises, cwd=tmp_path)
     assert (code, out.splitlines()) == (1, [EXPECTED])
     assert err.splitlines()[-1] == "LookupError: my own" and "accelmgr" not in err
-
-
-def test_a_module_beside_the_script(tmp_path):
-    (tmp_path / "mine.py").write_text(DEFINITIONS)
-    (tmp_path / "script.py").write_text("from mine import *\n" + STEP)
-    code, out, err = run("script.py", cwd=tmp_path)
-    assert (code, out.splitlines(), err) == (0, [EXPECTED], "")
 
 
 def test_a_command_line(tmp_path):

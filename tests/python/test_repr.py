@@ -2,6 +2,7 @@
 
 import torch
 from gate import Count, Told
+from saving import save
 
 import accelmgr
 
@@ -32,8 +33,7 @@ def test_what_a_manager_gives_out_tells_what_it_is(tmp_path):
         checkpoint__directory=str(tmp_path / "ck"),
     ) as manager:
         assert manager.step().ok
-        manager.save_checkpoint()
-        (written,) = manager.checkpoints_written(60)
+        written = save(manager)
         assert repr(written) == f"CheckpointWritten(step 1: {written.path})"
         statistics = manager.statistics()
         assert repr(statistics) == "Statistics(1 steps, 1 attempts, 1 samples, 0 losses, 1 runners)"

@@ -25,11 +25,8 @@ def other(tmp_path: pathlib.Path) -> Iterator[Service]:
     """Another one, from the same beginning."""
     folder = tmp_path / "other"
     folder.mkdir()
-    service = Service(folder)
-    try:
+    with Service(folder) as service:
         yield service
-    finally:
-        service.end()
 
 
 def adamw(manager: accelmgr.Manager) -> torch.optim.Optimizer:
@@ -158,26 +155,20 @@ def test_the_next_host_ends_them(service: Service) -> None:
 
 
 def test_the_end_of_the_data_ends_them(tmp_path: pathlib.Path) -> None:
-    service = Service(tmp_path, CONFIGURATION + "data: {epochs: 1, elements: 80}\n")
-    try:
+    with Service(tmp_path, CONFIGURATION + "data: {epochs: 1, elements: 80}\n") as service:
         with attach(service) as manager:
             pending = manager.begin_steps(ENDLESS, optimizer=adamw(manager))
             assert len(pending.result(60)) == 10
-    finally:
-        service.end()
 
 
 def test_a_step_that_fails_ends_them(tmp_path: pathlib.Path) -> None:
-    service = Service(tmp_path)
-    try:
+    with Service(tmp_path) as service:
         with attach(service) as manager:
             optimizer = torch.optim.SGD(manager.parameters(), lr=1e30)
             pending = manager.begin_steps(ENDLESS, optimizer=optimizer)
             with pytest.raises(accelmgr.Error, match="not finite|nonfinite"):
                 pending.result(60)
             assert len(pending.results()) == manager.statistics().steps < 10
-    finally:
-        service.end()
 
 
 def test_a_service_that_ends_or_is_killed(service: Service, other: Service) -> None:

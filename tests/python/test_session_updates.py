@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from interruptions import interrupted_at
+from saving import save
 from services import PROGRAM, Service
 
 import accelmgr
@@ -179,18 +180,14 @@ def test_a_checkpoint_has_the_state(tmp_path: pathlib.Path) -> None:
     make = OPTIMIZERS["adamw"]
     with built_in(checkpoint__directory=os.fspath(tmp_path)) as manager:
         optimizer = make(manager.parameters())
-        for _ in manager.steps(3, optimizer=optimizer):
-            pass
-        manager.save_checkpoint(optimizer=optimizer)
-        assert [written.error for written in manager.checkpoints_written(30)] == [""]
-        for _ in manager.steps(3, optimizer=optimizer):
-            pass
+        list(manager.steps(3, optimizer=optimizer))
+        save(manager, optimizer=optimizer)
+        list(manager.steps(3, optimizer=optimizer))
         expected = copies(manager), states(optimizer)
     with built_in(checkpoint__directory=os.fspath(tmp_path), checkpoint__resume="latest") as manager:
         optimizer = make(manager.parameters())
         manager.restore(optimizer)
-        for _ in manager.steps(3, optimizer=optimizer):
-            pass
+        list(manager.steps(3, optimizer=optimizer))
         for ours, theirs in zip((copies(manager), states(optimizer)), expected, strict=True):
             assert all(map(torch.equal, ours, theirs))
 
@@ -262,11 +259,8 @@ def trained(service: Service, steps: int, *, hosts: int = 1) -> tuple[list[torch
 def check_undisturbed(folder: pathlib.Path, ours: tuple[list[torch.Tensor], list[torch.Tensor]], steps: int) -> None:
     """ours: parameters and state, which must have the bits that so many steps of one host make."""
     (folder / "other").mkdir()
-    whole = Service(folder / "other")
-    try:
+    with Service(folder / "other") as whole:
         theirs = trained(whole, steps)
-    finally:
-        whole.end()
     for one, other in zip(ours, theirs, strict=True):
         assert all(map(torch.equal, one, other))
 

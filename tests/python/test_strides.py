@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 from safetensors.torch import load_file
+from saving import save
 from services import Service
 from torch import nn
 
@@ -81,8 +82,7 @@ def test_a_checkpoint_has_values_by_shape_and_training_goes_on_as_before(tmp_pat
     model, optimizer = made()
     with accelmgr.Manager(model, DATA, **options) as manager:
         train(manager, optimizer, 2)
-        manager.save_checkpoint(optimizer=optimizer, tensors={"mean": model.conv.weight * 2})
-        (written,) = manager.checkpoints_written(wait=60)
+        written = save(manager, optimizer=optimizer, tensors={"mean": model.conv.weight * 2})
     saved = load_file(f"{written.path}/model.safetensors")
     gradients = load_file(f"{written.path}/training.safetensors")
     for name, parameter in plain(2).named_parameters():
@@ -201,8 +201,7 @@ def test_expanded_tensors_stay_so(tmp_path, start_method):
         assert torch.equal(model.weight.grad, other.weight.grad)
         for one, expected in ((model.scale, scale), (model.table, table)):
             assert one.stride() == expected.stride() and torch.equal(one, expected)
-        manager.save_checkpoint()
-        (written,) = manager.checkpoints_written(wait=60)
+        written = save(manager)
         with pytest.raises(accelmgr.ModelError, match="'scale' is expanded"):
             manager.update_model_parameters([model.weight, torch.arange(2048.0 * 1024).view(2048, 1024)])
         manager.update_model_parameters([model.weight, torch.full((2048, 1024), 3.0)])
@@ -232,8 +231,7 @@ data: {kind: python, factory: 'test_strides:data'}
 
 
 def test_hosts_and_observers_of_a_service_have_values_by_shape(tmp_path):
-    service = Service(tmp_path, SERVICE)
-    try:
+    with Service(tmp_path, SERVICE) as service:
         with accelmgr.attach(service.socket) as manager:
             assert manager.step().ok
             written = [torch.arange(one.numel(), dtype=one.dtype).view(one.shape) for one in manager.parameters()]
@@ -242,5 +240,3 @@ def test_hosts_and_observers_of_a_service_have_values_by_shape(tmp_path):
             seen = observer.parameters(timeout=120).tensors
         for one, expected, strides in zip(seen.values(), written, Net().parameters(), strict=True):
             assert torch.equal(one, expected) and one.stride() == strides.stride()
-    finally:
-        service.end()

@@ -13,6 +13,7 @@ import torch
 import torch.utils.backend_registration
 from gate import Count, Told
 from launching import kill
+from programs import run_script
 
 import accelmgr
 from accelmgr import _native
@@ -105,10 +106,8 @@ if __name__ == "__main__":
 @pytest.mark.skipif(any(map(os.path.exists, start_method.DRIVERS)), reason="autograd has threads for these devices")
 def test_a_host_that_compiles_a_function_is_still_forked(tmp_path):
     """Where there is no GPU, autograd has threads for eight once torch.compile has looked at a backward()."""
-    (tmp_path / "script.py").write_text(COMPILED)
-    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "start_method is 'spawn'" not in done.stderr
+    code, _, err = run_script(COMPILED, cwd=tmp_path)
+    assert code == 0 and "start_method is 'spawn'" not in err, err
 
 
 @pytest.mark.skipif(
@@ -117,7 +116,5 @@ def test_a_host_that_compiles_a_function_is_still_forked(tmp_path):
 )
 def test_autograd_has_threads_for_devices_that_runners_do_not_use(tmp_path):
     """As on a machine with GPUs: backward() starts a thread for each device, and a fork of such a process has none."""
-    (tmp_path / "script.py").write_text(SCRIPT)
-    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "because backward() was called in this process" in done.stderr
+    code, _, err = run_script(SCRIPT, cwd=tmp_path)
+    assert code == 0 and "because backward() was called in this process" in err, err
