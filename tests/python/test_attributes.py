@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable
 from typing import Any
 
 import launching
 import pytest
+import test_buffers
 import torch
+from saving import save
+from test_buffers import DATA, SIZE, STEPS, Between, never
 from torch import nn
 
 import accelmgr
 
-SIZE = 4
-STEPS = 8
-DATA = list(torch.randn(2 * STEPS * SIZE, 3, generator=torch.Generator().manual_seed(1)))
 ONE: dict[str, Any] = {"nprocs": 1, "batch_size_per_device": SIZE, "runners__threads": 1}
 STARTS_AGAIN = "starts again"
 
@@ -92,10 +91,6 @@ class Normalized(nn.Module):
         return self.recurrent(x)
 
 
-def never(model: Any, step: int) -> None:
-    pass
-
-
 def none_at_times(model: Any, step: int) -> None:
     if step % 3 == 0:
         getattr(model, "part", model).h = None
@@ -144,23 +139,9 @@ def attributes_of(model: nn.Module) -> dict[str, Any]:
     }
 
 
-def compare(
-    model: nn.Module, between: Callable[[Any, int], None], kill_before: tuple[int, ...] = (), **options: Any
-) -> None:
-    """Two runners: losses, and what the host has then, are those of two models of plain PyTorch."""
-    plain = [copy.deepcopy(model) for _ in range(2)]
-    options = {"nprocs": 2, "batch_size_per_device": SIZE, "runners__threads": 1, **options}
-    with accelmgr.Manager(model, DATA, **options) as manager:
-        for step in range(STEPS):
-            for each in (*plain, model):
-                between(each, step)
-            if step in kill_before:
-                launching.kill(manager.statistics().runners[1].pid)
-            batch = torch.stack(DATA[2 * step * SIZE : 2 * (step + 1) * SIZE])
-            losses = [each(batch[rank::2]).item() for rank, each in enumerate(plain)]
-            assert manager.step(accumulate=False).loss == pytest.approx(sum(losses) / 2, rel=1e-6), step
-            torch.testing.assert_close(attributes_of(model), attributes_of(plain[0]), msg=f"step {step}")
-        assert manager.statistics().replacements == len(kill_before)
+def compare(model: nn.Module, between: Between, kill_before: tuple[int, ...] = (), **options: Any) -> None:
+    """With two runners, also what the attributes of modules are."""
+    test_buffers.compare(model, between, attributes_of, kill_before, nprocs=2, **options)
 
 
 @pytest.mark.parametrize("start_method", ["fork", "forkserver"])
@@ -334,8 +315,7 @@ def test_a_run_resumes_with_the_state(tmp_path):
     losses = [sum(each(batch[rank::2]).item() for rank, each in enumerate(plain)) / 2 for batch in batches]
     with accelmgr.Manager(model, DATA, **options) as manager:
         assert [manager.step().loss for _ in range(3)] == pytest.approx(losses[:3], rel=1e-6)
-        manager.save_checkpoint()
-        (written,) = manager.checkpoints_written(60)
+        written = save(manager)
     again = Recurrent()
     with accelmgr.Manager(again, DATA, checkpoint__resume=written.path, **options) as manager:
         assert torch.equal(again.h, model.h)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import copy
-import os
-import signal
 from collections.abc import Callable
+from typing import Any
 
+import launching
 import pytest
 import torch
 from torch import nn
@@ -15,7 +15,7 @@ from torch.optim.swa_utils import update_bn
 import accelmgr
 
 SIZE = 4
-STEPS = 6
+STEPS = 8
 DATA = list(torch.randn(2 * STEPS * SIZE, 3, generator=torch.Generator().manual_seed(1)))
 
 
@@ -54,29 +54,54 @@ def zero_without_a_trace(model: Recurrent) -> None:
     model.h.data.zero_()
 
 
-def compare(model: nn.Module, between: Callable[[nn.Module], None], **options: object) -> accelmgr.Manager:
-    """Calls `between` before every second step, and compares losses, gradients and buffers with plain PyTorch."""
-    plain = copy.deepcopy(model)
+Between = Callable[[Any, int], None]
+"""What the host does to the model before the step of that number."""
+
+
+def never(model: nn.Module, step: int) -> None:
+    pass
+
+
+def every_second(change: Callable[[Any], None]) -> Between:
+    return lambda model, step: change(model) if step % 2 == 0 else None
+
+
+def compare(
+    model: nn.Module,
+    between: Between,
+    state_of: Callable[[nn.Module], dict[str, Any]] = lambda model: dict(model.named_buffers()),
+    kill_before: tuple[int, ...] = (),
+    **options: Any,
+) -> accelmgr.Manager:
+    """Compares losses, gradients and the state of rank 0 with those of a model of plain PyTorch for each runner. The
+    last runner is killed before some steps."""
     options = {"nprocs": 1, "batch_size_per_device": SIZE, "runners__threads": 1, **options}
+    ranks = options["nprocs"]
+    plain = [copy.deepcopy(model) for _ in range(ranks)]
     with accelmgr.Manager(model, DATA, **options) as manager:
         for step in range(STEPS):
-            if step % 2 == 0:
-                between(plain)
-                between(model)
-            plain.zero_grad()
-            loss = plain(torch.stack(DATA[step * SIZE : (step + 1) * SIZE]))
-            loss.backward()
-            assert manager.step(accumulate=False).loss == pytest.approx(loss.item(), rel=1e-6), step
-            for one, other in zip(model.parameters(), plain.parameters(), strict=True):
-                torch.testing.assert_close(one.grad, other.grad)
-            for (name, one), other in zip(model.named_buffers(), plain.buffers(), strict=True):
-                torch.testing.assert_close(one, other, msg=f"{name} in step {step}")
+            for each in (*plain, model):
+                between(each, step)
+            if step in kill_before:
+                launching.kill(manager.statistics().runners[-1].pid)
+            batch = torch.stack(DATA[ranks * step * SIZE : ranks * (step + 1) * SIZE])
+            losses = []
+            for rank, each in enumerate(plain):
+                each.zero_grad()
+                loss = each(batch[rank::ranks])
+                loss.backward()
+                losses.append(loss.item())
+            assert manager.step(accumulate=False).loss == pytest.approx(sum(losses) / ranks, rel=1e-6), step
+            for one, *others in zip(model.parameters(), *(each.parameters() for each in plain), strict=True):
+                torch.testing.assert_close(one.grad, sum(other.grad for other in others) / ranks)
+            torch.testing.assert_close(state_of(model), state_of(plain[0]), msg=lambda text: f"step {step}: {text}")  # noqa: B023
+        assert manager.statistics().replacements == len(kill_before)
     return manager
 
 
 @pytest.mark.parametrize("start_method", ["spawn", "forkserver", "fork"])
 def test_a_state_begins_as_none_and_is_set_to_none(start_method):
-    compare(Recurrent(begins_with_none=True), assign_none, start_method=start_method)
+    compare(Recurrent(begins_with_none=True), every_second(assign_none), start_method=start_method)
 
 
 @pytest.mark.parametrize("policy", ["rank0", "mean"])
@@ -91,7 +116,7 @@ def test_a_state_begins_as_none_and_is_set_to_none(start_method):
     ],
 )
 def test_a_state_is_reset(assigns, reset, policy):
-    compare(Recurrent(assigns), reset, buffers__policy=policy)
+    compare(Recurrent(assigns), every_second(reset), buffers__policy=policy)
 
 
 def test_a_tensor_that_was_assigned_stays_what_it_is():
@@ -100,7 +125,7 @@ def test_a_tensor_that_was_assigned_stays_what_it_is():
     def reset(model: Recurrent) -> None:
         model.h = zeros
 
-    compare(Recurrent(), reset)
+    compare(Recurrent(), every_second(reset))
     assert torch.equal(zeros, torch.zeros(SIZE, 5))
 
 
@@ -119,7 +144,7 @@ class Remembers(Recurrent):
 
 
 def test_what_the_model_has_kept_of_its_buffers_stays_what_it_is():
-    compare(Remembers(), lambda model: None)
+    compare(Remembers(), never)
 
 
 class Normalized(nn.Module):
@@ -144,24 +169,12 @@ def estimate(model: Normalized) -> None:
 
 @pytest.mark.parametrize("between", [sample, estimate])
 def test_statistics_that_the_host_updates_are_those_of_the_runners(between):
-    compare(Normalized(), between)
+    compare(Normalized(), every_second(between))
 
 
 def test_a_replacement_has_the_state_and_the_host_writes_nothing():
     """Each of two runners has a state of its own, which no other one gets."""
-    torch.manual_seed(0)
-    model = Recurrent(begins_with_none=True)
-    plain = [copy.deepcopy(model) for _ in range(2)]
-    options = {"nprocs": 2, "batch_size_per_device": SIZE, "runners__threads": 1}
-    with accelmgr.Manager(model, DATA, **options) as manager:
-        for step in range(STEPS):
-            batch = torch.stack(DATA[2 * step * SIZE : 2 * (step + 1) * SIZE])
-            losses = [each(batch[rank::2]).item() for rank, each in enumerate(plain)]
-            if step == 3:
-                os.kill(manager.statistics().runners[1].pid, signal.SIGKILL)
-            assert manager.step().loss == pytest.approx(sum(losses) / 2, rel=1e-6), step
-        assert torch.equal(model.h, plain[0].h)
-        assert manager.statistics().replacements == 1
+    compare(Recurrent(begins_with_none=True), never, nprocs=2, kill_before=(3,))
 
 
 def test_a_buffer_that_is_none_may_become_a_tensor_later():

@@ -8,7 +8,8 @@ import signal
 import pytest
 import torch
 from safetensors.torch import load_file
-from test_buffers import compare
+from saving import save
+from test_buffers import STEPS, compare, every_second, never
 from torch import nn
 
 import accelmgr
@@ -70,10 +71,6 @@ def another_mask(model: Based) -> None:
 WAYS = [in_place, in_place_by_little, without_a_trace, as_an_array, by_another, other_memory, of_the_mask, another_mask]
 
 
-def nothing(model: nn.Module) -> None:
-    pass
-
-
 def session_bytes(model: nn.Module, runners: int) -> int:
     with accelmgr.Manager(model, [torch.ones(3)] * 100, nprocs=runners) as manager:
         assert manager.step().ok
@@ -93,7 +90,7 @@ def test_the_session_has_one_of_each():
 
 @pytest.mark.parametrize("start_method", ["fork", "spawn"])
 def test_nobody_changes_it(start_method):
-    compare(Based(), nothing, start_method=start_method)
+    compare(Based(), never, start_method=start_method)
 
 
 def test_runners_that_do_not_see_writes_have_none():
@@ -108,13 +105,13 @@ def test_runners_that_do_not_see_writes_have_none():
 @pytest.mark.parametrize("change", WAYS)
 @pytest.mark.parametrize("begin", [0, 3])
 def test_forward_changes_it(change, begin):
-    manager = compare(Based(change, begin), nothing)
-    assert manager.statistics().steps == 6
+    manager = compare(Based(change, begin), never)
+    assert manager.statistics().steps == STEPS
 
 
 @pytest.mark.parametrize("change", WAYS)
 def test_the_host_changes_it(change):
-    compare(Based(), change)
+    compare(Based(), every_second(change))
 
 
 def test_others_than_the_one_that_changes_stay():
@@ -154,8 +151,7 @@ def test_one_that_is_not_persistent_is_in_no_checkpoint_unless_it_changes(tmp_pa
     options = {"nprocs": 2, "checkpoint__directory": str(tmp_path)}
 
     def saved(manager):
-        manager.save_checkpoint()
-        (written,) = manager.checkpoints_written(wait=60)
+        written = save(manager)
         names = [*load_file(f"{written.path}/model.safetensors"), *load_file(f"{written.path}/training.safetensors")]
         return [name for name in names if "mask" in name]
 

@@ -32,19 +32,21 @@ _native.SerialExecutor("any")  # A process keeps this memory: opens it before te
 START_METHODS = ["spawn", "fork", "forkserver"]
 
 
-def ranks(function: Any, *args: Any, count: int = 2, method: str = "fork", **options: Any) -> list[Any]:
-    """What `function(local_rank, *args)` returns in each of `count` ranks."""
+def spawned(
+    function: Any, *args: Any, count: int = 2, method: str = "fork", **options: Any
+) -> distributed.SpawnContext:
+    """`count` ranks that call `function(local_rank, *args)`."""
+    options = {"backend": "shm", "timeout": 60, **options}
     context = distributed.spawn(
-        options.pop("backend", "shm"),
-        function,
-        args,
-        nproc_per_node=count,
-        start_method=method,
-        join=False,
-        timeout=options.pop("timeout", 60),
-        **options,
+        fn=function, args=args, nproc_per_node=count, start_method=method, join=False, **options
     )
     assert context is not None
+    return context
+
+
+def ranks(function: Any, *args: Any, **options: Any) -> list[Any]:
+    """What `function(local_rank, *args)` returns in each rank."""
+    context = spawned(function, *args, **options)
     assert context.join(100)
     return context.results
 
@@ -100,26 +102,17 @@ def test_alone_collectives_return_their_input() -> None:
     ("call", "kind", "message"),
     [
         (lambda: distributed.initialize("xla-tpu"), "ConfigError", "available are: shm, gloo"),
-        (lambda: distributed.initialize("shm"), "ConfigError", "WORLD_SIZE"),
-        (lambda: distributed.initialize("shm", rank=3, world_size=2), "ConfigError", "rank is 3; in a world of 2"),
         (lambda: distributed.initialize("shm", comm=None), "TypeError", "unexpected argument 'comm'"),
         (lambda: distributed.initialize("shm", timeout="1"), "ConfigError", "timedelta or a number of seconds"),
         (lambda: distributed.all_reduce(torch.ones(1), op="XOR"), "ConfigError", "there are: SUM, AVG, PRODUCT"),
         (lambda: distributed.all_reduce("text"), "TypeError", "a str cannot be reduced"),
         (lambda: distributed.broadcast(None), "TypeError", "only safe_mode=True can receive"),
         (lambda: distributed.broadcast(None, safe_mode=True), "UsageError", "rank 0, passed a NoneType"),
-        (lambda: distributed.broadcast(1, src=4), "UsageError", "no rank 4 in a world of 1"),
-        (lambda: distributed.new_group([0, 5]), "ConfigError", "a group cannot have rank 5: in a world of 1"),
         (lambda: distributed.new_group([0], color=1), "TypeError", "unexpected argument 'color'"),
         (lambda: distributed.all_reduce(torch.ones(1), group="all"), "UsageError", "this is a str"),
-        (lambda: distributed.set_local_rank(-1), "UsageError", "0 or more, not -1"),
-        (lambda: distributed.one_rank_first(rank=1).__enter__(), "ConfigError", "between 0 and 0, but given 1"),
         (lambda: distributed.spawn("horovod", print, ()), "ConfigError", "available are: shm, gloo"),
         (lambda: distributed.spawn("shm", print, (), hosts=2), "TypeError", "unexpected argument 'hosts'"),
         (lambda: distributed.spawn("shm", 3, ()), "UsageError", "cannot be called"),
-        (lambda: distributed.spawn("shm", print, (), nproc_per_node=0), "ConfigError", "nproc_per_node is 0"),
-        (lambda: distributed.spawn("shm", print, (), nnodes=2, node_rank=2), "ConfigError", "node_rank is 2"),
-        (lambda: distributed.spawn("shm", print, (), start_method="thread"), "ConfigError", "spawn or fork or"),
         (lambda: distributed.spawn("shm", print, (), nnodes="2"), "ConfigError", "nnodes is '2'; it must be"),
     ],
 )
@@ -156,17 +149,9 @@ def _who(local_rank: int, a: int, b: int = 0) -> dict[str, Any]:
     ("method", "backend"), [("spawn", "shm"), ("fork", "shm"), ("forkserver", "shm"), ("fork", "gloo")]
 )
 def test_ranks_know_who_they_are_and_return_values(method: str, backend: str) -> None:
-    context = distributed.spawn(
-        backend,
-        _who,
-        (10,),
-        {"b": 5},
-        nproc_per_node=2,
-        start_method=method,
-        join=False,
-        timeout=datetime.timedelta(seconds=60),
-    )
-    assert context is not None and context.join(100)
+    timeout = datetime.timedelta(seconds=60)
+    context = spawned(_who, 10, method=method, backend=backend, kwargs_dict={"b": 5}, timeout=timeout)
+    assert context.join(100)
     for rank, said in enumerate(context.results):
         assert said["local"] == rank
         assert said["getters"] == (rank, rank, 2, 2, 1, 0)
@@ -309,8 +294,7 @@ def _gradient(rank: int) -> torch.Tensor:
 
 
 def test_gradients_of_all_to_all_take_the_way_back() -> None:
-    for gradient in ranks(_gradient):
-        torch.testing.assert_close(gradient, torch.tensor([1.0, 1.0, 2.0, 2.0]))
+    check_gradients(ranks(_gradient))
 
 
 def _second_gradient(rank: int) -> torch.Tensor:
@@ -325,23 +309,8 @@ def test_gradients_of_all_to_all_have_gradients() -> None:
         torch.testing.assert_close(gradient, 6 * torch.arange(4.0))
 
 
-DTYPES = [
-    torch.uint8,
-    torch.int8,
-    torch.uint16,
-    torch.int16,
-    torch.uint32,
-    torch.int32,
-    torch.uint64,
-    torch.int64,
-    torch.half,
-    torch.bfloat16,
-    torch.float,
-    torch.double,
-    torch.complex64,
-    torch.complex128,
-    torch.bool,
-]
+WHOLE = "uint8 int8 uint16 int16 uint32 int32 uint64 int64"
+DTYPES = [getattr(torch, name) for name in f"{WHOLE} half bfloat16 float double complex64 complex128 bool".split()]
 
 
 def _every_form(rank: int) -> None:
@@ -398,65 +367,53 @@ def test_what_is_no_dense_tensor_of_the_host_is_refused_by_name() -> None:
         assert texts[5].startswith("reduce_scatter: a list")
 
 
-def _error_in_a_rank(rank: int, what: str) -> tuple[str, str]:
-    d = distributed
-    calls = {
-        "shapes": lambda: d.all_gather(torch.ones(2 + rank)),
-        "kinds": lambda: d.all_gather("text" if rank == 0 else [1]),
-        "dtypes": lambda: d.all_reduce(torch.ones(1) if rank == 0 else torch.ones(1, dtype=torch.int64)),
-        "blocks": lambda: d.reduce_scatter(torch.ones(3)),
-        "exchange": lambda: d.all_to_all(torch.tensor(1.0)),
-        "source": lambda: d.broadcast(1, src=2),
-        "nothing": lambda: d.broadcast(None, src=1, safe_mode=True),
-        "sparse": lambda: d.broadcast(torch.eye(2).to_sparse(), safe_mode=True),
-        "twice": lambda: d.initialize("shm"),
-        "first": lambda: d.one_rank_first(rank=2).__enter__(),
-        "group": lambda: d.new_group([0, 0]),
-        "empty group": lambda: d.new_group([]),
-        "op": lambda: d.all_reduce(torch.ones(2), "AND"),
-        "number kinds": lambda: d.broadcast(1 if rank == 0 else 0.5),
-        "number and text": lambda: d.broadcast(1 if rank == 0 else "1"),
-        "number and object": lambda: d.all_gather(1 if rank == 0 else [1]),
-        "number and number": lambda: d.all_reduce(1, "MIN" if rank == 0 else "MAX"),
-    }
-    return error_of(calls[what])
+ERRORS: dict[str, tuple[Any, str, list[str]]] = {
+    "shapes": (lambda d, rank: d.all_gather(torch.ones(2 + rank)), "CollectiveError", ["2", "3"]),
+    "kinds": (
+        lambda d, rank: d.all_gather("text" if rank == 0 else [1]),
+        "CollectiveError",
+        ["was expected", "a string", "an object"],
+    ),
+    "dtypes": (
+        lambda d, rank: d.all_reduce(torch.ones(1, dtype=[torch.float32, torch.int64][rank])),
+        "CollectiveError",
+        ["float32", "int64"],
+    ),
+    "source": (lambda d, rank: d.broadcast(1, src=2), "UsageError", ["no rank 2 in a world of 2"]),
+    "nothing": (
+        lambda d, rank: d.broadcast(None, src=1, safe_mode=True),
+        "UsageError",
+        ["rank 1, passed a NoneType"],
+    ),
+    "twice": (lambda d, rank: d.initialize("shm"), "UsageError", ["there is a context already: accelmgr-dist shm"]),
+    "empty group": (lambda d, rank: d.new_group([]), "ConfigError", ["at least one rank"]),
+    "op": (lambda d, rank: d.all_reduce(torch.ones(2), "AND"), "UsageError", ["AND"]),
+    "number kinds": (lambda d, rank: d.broadcast(1 if rank == 0 else 0.5), "CollectiveError", ["broadcast"]),
+    "number and text": (lambda d, rank: d.broadcast(1 if rank == 0 else "1"), "CollectiveError", ["broadcast"]),
+    "number and object": (
+        lambda d, rank: d.all_gather(1 if rank == 0 else [1]),
+        "CollectiveError",
+        ["member 0 called all_gather of whole numbers; member 1 called all_gather of objects"],
+    ),
+    "number and number": (
+        lambda d, rank: d.all_reduce(1, "MIN" if rank == 0 else "MAX"),
+        "CollectiveError",
+        ["member 0 called all_reduce MIN of whole numbers; member 1 called all_reduce MAX"],
+    ),
+}
 
 
-@pytest.mark.parametrize(
-    ("what", "kind", "messages"),
-    [
-        ("shapes", "CollectiveError", ["2", "3"]),
-        ("kinds", "CollectiveError", ["was expected", "a string", "an object"]),
-        ("dtypes", "CollectiveError", ["float32", "int64"]),
-        ("blocks", "UsageError", ["dimension 0 has 3 elements, which is not a multiple of the 2 ranks"]),
-        ("exchange", "UsageError", ["a 0-d tensor cannot be split"]),
-        ("source", "UsageError", ["no rank 2 in a world of 2"]),
-        ("nothing", "UsageError", ["rank 1, passed a NoneType"]),
-        ("sparse", "UsageError", ["torch.sparse_coo; only dense ones"]),
-        ("twice", "UsageError", ["there is a context already: accelmgr-dist shm"]),
-        ("first", "ConfigError", ["rank should be between 0 and 1, but given 2"]),
-        ("group", "ConfigError", ["each rank may be in a group only once, not [0, 0]"]),
-        ("empty group", "ConfigError", ["at least one rank"]),
-        ("op", "UsageError", ["AND"]),
-        ("number kinds", "CollectiveError", ["broadcast"]),
-        ("number and text", "CollectiveError", ["broadcast"]),
-        (
-            "number and object",
-            "CollectiveError",
-            ["member 0 called all_gather of whole numbers; member 1 called all_gather of objects"],
-        ),
-        (
-            "number and number",
-            "CollectiveError",
-            ["member 0 called all_reduce MIN of whole numbers; member 1 called all_reduce MAX"],
-        ),
-    ],
-)
-def test_every_rank_is_told_what_is_wrong(what: str, kind: str, messages: list[str]) -> None:
-    for found_kind, found in ranks(_error_in_a_rank, what):
-        assert found_kind == kind, found
-        for message in messages:
-            assert message in found
+def _errors(rank: int) -> dict[str, tuple[str, str]]:
+    return {what: error_of(lambda call=call: call(distributed, rank)) for what, (call, _, _) in ERRORS.items()}
+
+
+def test_every_rank_is_told_what_is_wrong() -> None:
+    for found in ranks(_errors):
+        for what, (kind, text) in found.items():
+            _, expected, messages = ERRORS[what]
+            assert kind == expected, (what, text)
+            for message in messages:
+                assert message in text, (what, text)
 
 
 BEYOND = 2**70  # Needs more than 64 bits.
@@ -504,8 +461,7 @@ def _late(rank: int) -> tuple[str, str, list[int]]:
 
 
 def test_a_collective_that_one_does_not_come_to_ends_with_its_rank() -> None:
-    context = distributed.spawn("shm", _late, (), nproc_per_node=2, start_method="fork", join=False, timeout=5)
-    assert context is not None
+    context = spawned(_late, timeout=5)
     deadline = time.monotonic() + 60
     while context.results[0] is None:
         assert not context.join(0.1) and time.monotonic() < deadline
@@ -565,8 +521,7 @@ def _fail_beside_a_thread(rank: int) -> None:
 
 @pytest.mark.parametrize("method", START_METHODS)
 def test_an_exception_arrives_while_threads_of_its_rank_run(method: str) -> None:
-    context = distributed.spawn("shm", _fail_beside_a_thread, (), nproc_per_node=2, start_method=method, join=False)
-    assert context is not None
+    context = spawned(_fail_beside_a_thread, method=method)
     try:
         with pytest.raises(SpawnError, match="rank 1 failed: ValueError: no data"):
             context.join(60)
@@ -611,10 +566,7 @@ def _wait_for(condition: Any, what: str, seconds: float = 240) -> None:
 
 
 def test_terminate_ends_all_of_them(tmp_path: Any) -> None:
-    context = distributed.spawn(
-        "shm", _wait_for_ever, (str(tmp_path),), nproc_per_node=2, start_method="fork", join=False
-    )
-    assert context is not None
+    context = spawned(_wait_for_ever, str(tmp_path))
     _wait_for(lambda: len(list(tmp_path.iterdir())) == 2, "the ranks have begun")
     assert not context.join(0.01)
     context.terminate()
@@ -630,10 +582,7 @@ def test_a_fork_of_the_host_is_there_with_the_start_method_fork_alone(tmp_path: 
     with mmap.mmap(memory, mmap.PAGESIZE):
         os.close(memory)
         others = descendants()
-        context = distributed.spawn(
-            "shm", _wait_for_ever, (str(tmp_path),), nproc_per_node=2, start_method=method, join=False
-        )
-        assert context is not None
+        context = spawned(_wait_for_ever, str(tmp_path), method=method)
         try:
             _wait_for(lambda: len(list(tmp_path.iterdir())) == 2, "the ranks have begun")
             pids = set(descendants()) - set(others)
@@ -701,10 +650,7 @@ def _interrupted(rank: int) -> str:
 
 @pytest.mark.parametrize("backend", ["shm", "gloo"])
 def test_ctrl_c_ends_a_collective(backend: str) -> None:
-    context = distributed.spawn(
-        backend, _interrupted, (), nproc_per_node=2, start_method="fork", join=False, timeout=300
-    )
-    assert context is not None
+    context = spawned(_interrupted, backend=backend, timeout=300)
     _wait_for(lambda: context.join(0.02) or context.results[0] is not None, "the rank has ended")
     assert context.results == ["at once", None]
     context.terminate()
@@ -713,35 +659,37 @@ def test_ctrl_c_ends_a_collective(backend: str) -> None:
 # Over torch.distributed
 
 
-def _over_torch(rank: int, path: str, what: str) -> Any:
-    del os.environ["ACCELMGR_WORLD_MEMORY"]  # As if another launcher had started it.
+def join_by_torch(rank: int, path: str, name: str = "store") -> None:
+    os.environ.pop("ACCELMGR_WORLD_MEMORY", None)  # As if another launcher had started it.
     torch.distributed.init_process_group(
         "gloo",
-        init_method=f"file://{path}/store",
+        init_method=f"file://{path}/{name}",
         rank=rank,
         world_size=int(os.environ["WORLD_SIZE"]),
         timeout=datetime.timedelta(seconds=60),
     )
+
+
+def _over_torch(rank: int, path: str, function: Any) -> Any:
+    join_by_torch(rank, path)
     try:
         assert (distributed.model_name(), distributed.backend()) == ("native-dist", "gloo")
         assert distributed.get_rank() == torch.distributed.get_rank() == rank
         assert distributed.get_world_size() == torch.distributed.get_world_size()
-        if what == "errors":
-            return [
-                error_of(lambda: distributed.initialize("shm", rank=rank, world_size=2)),
-                error_of(lambda: distributed.all_gather(torch.ones(1 + rank))),
-                error_of(lambda: distributed.new_group([0, 9])),
-                error_of(lambda: distributed.all_reduce(1, group=object())),
-                error_of(lambda: distributed.reduce_scatter(torch.ones(3))),
-            ]
-        if what == "gradient":
-            return _gradient(rank)
-        if what == "whole numbers":
-            return _whole_numbers(rank)
-        return _collectives_of_torch(rank)
+        return function(rank)
     finally:
         distributed.finalize()
         assert not torch.distributed.is_initialized()
+
+
+def _errors_of_torch(rank: int) -> list[tuple[str, str]]:
+    return [
+        error_of(lambda: distributed.initialize("shm", rank=rank, world_size=2)),
+        error_of(lambda: distributed.all_gather(torch.ones(1 + rank))),
+        error_of(lambda: distributed.new_group([0, 9])),
+        error_of(lambda: distributed.all_reduce(1, group=object())),
+        error_of(lambda: distributed.reduce_scatter(torch.ones(3))),
+    ]
 
 
 def _collectives_of_torch(rank: int) -> dict[str, Any]:
@@ -777,21 +725,27 @@ def launched(function: Any, *args: Any, count: int) -> list[Any]:
     return context.results
 
 
-def test_over_torch_distributed_the_same_calls_give_the_same(tmp_path: Any) -> None:
-    _check_collectives(launched(_over_torch, str(tmp_path), "collectives", count=3))
-
-
-def test_over_torch_distributed_gradients_take_the_way_back(tmp_path: Any) -> None:
-    for gradient in launched(_over_torch, str(tmp_path), "gradient", count=2):
+def check_gradients(found: list[torch.Tensor]) -> None:
+    for gradient in found:
         torch.testing.assert_close(gradient, torch.tensor([1.0, 1.0, 2.0, 2.0]))
 
 
-def test_over_torch_distributed_whole_numbers_are_exact_or_fail_on_every_rank(tmp_path: Any) -> None:
-    _check_whole_numbers(launched(_over_torch, str(tmp_path), "whole numbers", count=2))
+@pytest.mark.parametrize(
+    ("function", "count", "check"),
+    [
+        (_collectives_of_torch, 3, _check_collectives),
+        (_gradient, 2, check_gradients),
+        (_whole_numbers, 2, _check_whole_numbers),
+    ],
+)
+def test_over_torch_distributed_the_same_calls_give_the_same(
+    tmp_path: Any, function: Any, count: int, check: Any
+) -> None:
+    check(launched(_over_torch, str(tmp_path), function, count=count))
 
 
 def test_over_torch_distributed_errors_are_clear(tmp_path: Any) -> None:
-    for errors in launched(_over_torch, str(tmp_path), "errors", count=2):
+    for errors in launched(_over_torch, str(tmp_path), _errors_of_torch, count=2):
         kinds = ["UsageError", "CollectiveError", "ConfigError", "UsageError", "UsageError"]
         assert [kind for kind, _ in errors] == kinds
         texts = [text for _, text in errors]

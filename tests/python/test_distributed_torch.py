@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import logging
 import os
 from typing import Any
@@ -10,22 +9,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from test_distributed import error_of, launched, ranks
+from test_distributed import error_of, join_by_torch, launched, ranks
 
 from accelmgr import distributed
 from accelmgr.distributed import _process_group, _torch
-
-
-def _initialize(rank: int, path: str, name: str = "store") -> None:
-    os.environ.pop("ACCELMGR_WORLD_MEMORY", None)  # As if another launcher had started it.
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{path}/{name}",
-        rank=rank,
-        world_size=int(os.environ["WORLD_SIZE"]),
-        timeout=datetime.timedelta(seconds=60),
-    )
-
 
 MISMATCHES: dict[str, tuple[Any, Any, list[str]]] = {
     "whole and float": (
@@ -72,7 +59,7 @@ MISMATCHES: dict[str, tuple[Any, Any, list[str]]] = {
 
 
 def _mismatch(rank: int, path: str) -> dict[str, Any]:
-    _initialize(rank, path)
+    join_by_torch(rank, path)
     found = {what: error_of(calls[rank]) for what, calls in MISMATCHES.items()}
     found["after"] = distributed.all_reduce(torch.tensor([1.0])).item()
     distributed.finalize()
@@ -92,7 +79,7 @@ def _two_worlds(rank: int, path: str) -> list[float]:
     _torch.id = lambda _: 7  # type: ignore[attr-defined]  # As if the second world had the address of the first.
     sums = []
     for world in ("first", "second"):
-        _initialize(rank, path, world)
+        join_by_torch(rank, path, world)
         total = distributed.all_reduce(float(rank), group=[0, 1])
         assert isinstance(total, float)
         sums.append(total)
@@ -105,7 +92,7 @@ def test_the_groups_of_a_world_end_with_it(tmp_path: Any) -> None:
 
 
 def _bitwise(rank: int, path: str) -> list[Any]:
-    _initialize(rank, path)
+    join_by_torch(rank, path)
     found: list[Any] = []
     for dtype in (torch.uint8, torch.int16, torch.int32, torch.int64):
         tensor = torch.tensor([[0b1100 + rank, 0b1010]], dtype=dtype)

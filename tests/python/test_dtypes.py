@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 from differential import Bundle, Case, Shape, bundle_of, compare, spread, started
+from saving import save
 from torch import nn
 
 import accelmgr
@@ -163,6 +164,17 @@ def trained(model: nn.Module) -> list[nn.Parameter]:
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
+def step_of_two(manager: accelmgr.Manager, plain: nn.Module, elements: list[torch.Tensor], step: int) -> None:
+    """Checks that gradients are those of plain PyTorch, and there for the same parameters."""
+    manager.zero_grad()
+    manager.step().raise_for_status()
+    plain.zero_grad()
+    for rank in range(2):
+        (plain(int(elements[2 * step + rank])) / 2).backward()
+    for own, other in zip(trained(manager.model), trained(plain), strict=True):
+        assert own.grad is other.grad is None or torch.equal(own.grad, other.grad)
+
+
 @pytest.mark.parametrize("start_method", ["spawn", "fork"])
 def test_a_quantized_tensor_with_tensors_inside_is_frozen(start_method):
     model, plain = OfQuantized(), OfQuantized()
@@ -170,13 +182,7 @@ def test_a_quantized_tensor_with_tensors_inside_is_frozen(start_method):
     optimizers = [torch.optim.SGD(trained(each), lr=0.01) for each in (model, plain)]
     with started(model, elements, Shape(runners=2), start_method) as manager:
         for step in range(3):
-            manager.zero_grad()
-            plain.zero_grad()
-            manager.step().raise_for_status()
-            for rank in range(2):
-                (plain(int(elements[2 * step + rank])) / 2).backward()
-            for own, other in zip(trained(model), trained(plain), strict=True):
-                assert torch.equal(own.grad, other.grad)
+            step_of_two(manager, plain, elements, step)
             for optimizer in optimizers:
                 optimizer.step()
             if step == 1:  # Runners see what is written inside.
@@ -217,8 +223,7 @@ def test_what_is_saved_is_what_was_there(tmp_path):
         optimizer = torch.optim.SGD(trained, lr=0.01, momentum=0.9)
         manager.step().raise_for_status()
         optimizer.step()
-        manager.save_checkpoint(optimizer=optimizer)
-        assert [written.error for written in manager.checkpoints_written(wait=30)] == [""]
+        save(manager, optimizer=optimizer)
         saved = copy.deepcopy([(p.detach(), p.grad) for p in model.parameters()])
         state = copy.deepcopy(optimizer.state_dict()["state"])
     again = mixed()
@@ -261,8 +266,7 @@ def test_what_torch_can_only_convert_is_saved_too(tmp_path, name):
     with started(model, [torch.ones(3)] * 8, Shape(), "fork", **options) as manager:
         manager.step().raise_for_status()
         assert model.weight.grad is not None and model.weight.grad.tolist() == [8.0] * 3
-        manager.save_checkpoint()
-        assert [written.error for written in manager.checkpoints_written(wait=30)] == [""]
+        save(manager)
     with started(again, [torch.ones(3)] * 8, Shape(), "fork", **options):
         assert all(map(torch.equal, bits(again), bits(model)))
 
@@ -361,15 +365,8 @@ def test_a_parameter_that_is_unfrozen_gets_gradients_from_the_next_step_on():
             if step == 1:
                 for each in (model, plain):
                     each.one.weight.requires_grad_(True)
-            manager.zero_grad()
-            manager.step().raise_for_status()
-            plain.zero_grad()
-            for rank in range(2):
-                (plain(int(elements[2 * step + rank])) / 2).backward()
-            for own, other in zip(model.parameters(), plain.parameters(), strict=True):
-                assert (own.grad is None) == (other.grad is None)
-                if own.grad is not None:
-                    assert torch.equal(own.grad, other.grad)
+            step_of_two(manager, plain, elements, step)
+            assert all(own.grad is None for own in model.parameters() if not own.requires_grad)
         grown = manager.statistics().session_bytes - before
         assert grown == 3 * model.one.weight.nbytes  # In the master and in two slabs.
         manager.resize(3)

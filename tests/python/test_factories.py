@@ -50,41 +50,37 @@ def test_one_of_both_may_be_passed():
         assert manager.step().ok
 
 
-MODELS = {
-    "": (accelmgr.ConfigError, "model.factory is empty.*package.module:function"),
-    "factories": (accelmgr.ConfigError, "model.factory is 'factories'; it must be package.module:function"),
-    "nowhere.models:make": (accelmgr.ConfigError, "'nowhere.models:make': there is no module 'nowhere'"),
-    "factories:nothing": (accelmgr.ConfigError, "'factories:nothing': <module 'factories'.*> has no 'nothing'"),
-    "factories:NOT_CALLABLE": (accelmgr.ConfigError, "NOT_CALLABLE', which is a int and cannot be called"),
-    "factories:text": (accelmgr.ModelError, "factories:text returned 'no model', a str; it must return a torch.nn.Mo"),
-    "factories:broken": (accelmgr.ModelError, "LookupError: no weights here"),
-    "factories:without_parameters": (accelmgr.ModelError, "the model has no parameters"),
-    "factories:one_name_twice": (accelmgr.ModelError, "two parameters of the model are called '0.weight'"),
+REFUSED = {
+    "model": {
+        "": (accelmgr.ConfigError, "model.factory is empty.*package.module:function"),
+        "factories": (accelmgr.ConfigError, "model.factory is 'factories'; it must be package.module:function"),
+        "nowhere.models:make": (accelmgr.ConfigError, "'nowhere.models:make': there is no module 'nowhere'"),
+        "factories:nothing": (accelmgr.ConfigError, "'factories:nothing': <module 'factories'.*> has no 'nothing'"),
+        "factories:NOT_CALLABLE": (accelmgr.ConfigError, "NOT_CALLABLE', which is a int and cannot be called"),
+        "factories:text": (
+            accelmgr.ModelError,
+            "factories:text returned 'no model', a str; it must return a torch.nn.",
+        ),
+        "factories:broken": (accelmgr.ModelError, "LookupError: no weights here"),
+        "factories:without_parameters": (accelmgr.ModelError, "the model has no parameters"),
+        "factories:one_name_twice": (accelmgr.ModelError, "two parameters of the model are called '0.weight'"),
+    },
+    "data": {
+        "": (accelmgr.ConfigError, "data.factory is empty.*package.module:function"),
+        "factories:nothing": (accelmgr.ConfigError, "'factories:nothing': <module 'factories'.*> has no 'nothing'"),
+        "factories:text": (accelmgr.DataError, "factories:text returned 'no model', a str; it must return something"),
+        "factories:broken": (accelmgr.DataError, "LookupError: no weights here"),
+        "factories:batches": (accelmgr.DataError, "factories:batches returned a DataLoader that makes batches"),
+        "factories:quantized_data": (accelmgr.DataError, "field '<element>' of the dataset is qint8, a dtype that"),
+    },
 }
 
 
-@pytest.mark.parametrize("factory", MODELS)
-def test_what_makes_no_model_is_named(factory):
-    error, message = MODELS[factory]
+@pytest.mark.parametrize(("what", "factory"), [(what, factory) for what in REFUSED for factory in REFUSED[what]])
+def test_what_makes_no_model_or_dataset_is_named(what, factory):
+    error, message = REFUSED[what][factory]
     with pytest.raises(error, match=message):
-        accelmgr.Manager(config=config(model=factory), **SHAPE)
-
-
-DATA = {
-    "": (accelmgr.ConfigError, "data.factory is empty.*package.module:function"),
-    "factories:nothing": (accelmgr.ConfigError, "'factories:nothing': <module 'factories'.*> has no 'nothing'"),
-    "factories:text": (accelmgr.DataError, "factories:text returned 'no model', a str; it must return something"),
-    "factories:broken": (accelmgr.DataError, "LookupError: no weights here"),
-    "factories:batches": (accelmgr.DataError, "factories:batches returned a DataLoader that makes batches"),
-    "factories:quantized_data": (accelmgr.DataError, "field '<element>' of the dataset is qint8, a dtype that"),
-}
-
-
-@pytest.mark.parametrize("factory", DATA)
-def test_what_makes_no_dataset_is_named(factory):
-    error, message = DATA[factory]
-    with pytest.raises(error, match=message):
-        accelmgr.Manager(config=config(data=factory), **SHAPE)
+        accelmgr.Manager(config=config(**{what: factory}), **SHAPE)
 
 
 def test_a_generator_has_one_epoch():

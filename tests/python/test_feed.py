@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import gc
 import json
@@ -380,21 +381,35 @@ def test_a_manager_that_is_dropped_takes_its_feed_along_and_does_not_wait_for_it
 # The feed alone
 
 
+@contextlib.contextmanager
+def feeding(source: Any) -> Iterator[Feed]:
+    feed = Feed(source)
+    try:
+        yield feed
+    finally:
+        gc.collect()  # Closes connections that a failed constructor or a cycle holds.
+        feed.close()
+
+
+@contextlib.contextmanager
+def client_of(feed: Feed) -> Iterator[Client]:
+    client = Client(feed.address)
+    client._connection.settimeout(PATIENCE_S)
+    try:
+        yield client
+    finally:
+        client._connection.close()
+
+
 def test_a_stranger_without_the_token_gets_nothing() -> None:
     given: list[int] = []
-    feed = Feed(numbers(given=given))
-    try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stranger:
-            stranger.settimeout(PATIENCE_S)
-            stranger.connect(feed.address.name)
-            stranger.sendall(bytes(_feed.TOKEN_BYTES) + _feed.REQUEST.pack(0))
-            try:
-                assert stranger.recv(1) == b""
-            except ConnectionResetError:  # The feed closed the connection without reading the request.
-                pass
+    with feeding(numbers(given=given)) as feed, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stranger:
+        stranger.settimeout(PATIENCE_S)
+        stranger.connect(feed.address.name)
+        stranger.sendall(bytes(_feed.TOKEN_BYTES) + _feed.REQUEST.pack(0))
+        with contextlib.suppress(ConnectionResetError):  # The feed closed it without reading the request.
+            assert stranger.recv(1) == b""
         assert not given
-    finally:
-        feed.close()
 
 
 def test_it_serves_on_after_it_had_no_descriptor_for_a_connection(
@@ -409,23 +424,14 @@ def test_it_serves_on_after_it_had_no_descriptor_for_a_connection(
         return accept(listener)
 
     monkeypatch.setattr(socket.socket, "accept", accept_later)
-    feed = Feed(numbers())
-    client = Client(feed.address)
-    client._connection.settimeout(PATIENCE_S)
-    try:
+    with feeding(numbers()) as feed, client_of(feed) as client:
         assert client.example() == _feed.dumped(element(0))
-    finally:
-        client._connection.close()
-        feed.close()
     assert caplog.text.count("Too many open files") == 2
 
 
 def test_a_generator_without_elements_is_refused() -> None:
-    feed = Feed(numbers(0))
-    with pytest.raises(accelmgr.DataError, match="no elements"):
+    with feeding(numbers(0)) as feed, pytest.raises(accelmgr.DataError, match="no elements"):
         Elements(feed.address, OPTIONS)
-    gc.collect()  # Closes the connection, which the failed constructor holds.
-    feed.close()
 
 
 def test_an_element_unlike_the_first_is_named() -> None:
@@ -433,65 +439,55 @@ def test_an_element_unlike_the_first_is_named() -> None:
         yield from numbers(2)
         yield {"x": torch.zeros(4)}
 
-    feed = Feed(changing())
-    elements = Elements(feed.address, OPTIONS)
-    elements.next()
-    elements.next()
-    with pytest.raises(accelmgr.DataError, match=r"element 2 of the dataset is torch.float32 \[4\]"):
+    with feeding(changing()) as feed:
+        elements = Elements(feed.address, OPTIONS)
         elements.next()
-    del elements
-    gc.collect()
-    feed.close()
+        elements.next()
+        with pytest.raises(accelmgr.DataError, match=r"element 2 of the dataset is torch.float32 \[4\]"):
+            elements.next()
+        del elements
 
 
 def test_elements_that_were_consumed_are_only_counted() -> None:
-    feed = Feed(numbers())
-    consumed = 0
-    feed.follow(lambda: consumed)
-    first = Elements(feed.address, OPTIONS)
-    for _ in range(100):
-        first.next()
-        consumed = 50
-    second = Elements(feed.address, OPTIONS)
-    for number in range(100):
+    with feeding(numbers()) as feed:
+        consumed = 0
+        feed.follow(lambda: consumed)
+        first = Elements(feed.address, OPTIONS)
+        for _ in range(100):
+            first.next()
+            consumed = 50
+        second = Elements(feed.address, OPTIONS)
+        for number in range(100):
+            values = second.next()
+            assert values is not None
+            assert number < 50 or torch.equal(values[0], element(number)["x"])
+        assert feed.read == 100
+        second.restore("90")
+        assert json.loads(second.state()) == {"elements": 90}
         values = second.next()
-        assert values is not None
-        assert number < 50 or torch.equal(values[0], element(number)["x"])
-    assert feed.read == 100
-    second.restore("90")
-    assert json.loads(second.state()) == {"elements": 90}
-    values = second.next()
-    assert values is not None and torch.equal(values[0], element(90)["x"])
-    del first, second
-    gc.collect()
-    feed.close()
+        assert values is not None and torch.equal(values[0], element(90)["x"])
+        del first, second
 
 
 def test_only_what_is_not_consumed_is_kept() -> None:
-    feed = Feed(numbers())
-    consumed = 0
-    feed.follow(lambda: consumed)
-    client = Client(feed.address)
-    example = client.example()
-    for number in range(1000):
-        assert client.get(number) == _feed.dumped(element(number))
-        consumed = max(0, number - 20)
-    assert feed.kept <= 20 + 2 * 16
-    assert client.get(990) == _feed.dumped(element(990))
-    assert client.get(3) == example
-    assert feed.read == 1000
-    client._connection.close()
-    feed.close()
+    with feeding(numbers()) as feed, client_of(feed) as client:
+        consumed = 0
+        feed.follow(lambda: consumed)
+        example = client.example()
+        for number in range(1000):
+            assert client.get(number) == _feed.dumped(element(number))
+            consumed = max(0, number - 20)
+        assert feed.kept <= 20 + 2 * 16
+        assert client.get(990) == _feed.dumped(element(990))
+        assert client.get(3) == example
+        assert feed.read == 1000
 
 
 def test_a_source_that_is_restored_further_on_skips_what_lies_before() -> None:
-    feed = Feed(numbers())
-    client = Client(feed.address)
-    client.example()
-    assert client.get(500) == _feed.dumped(element(500))
-    assert feed.kept == 1
-    client._connection.close()
-    feed.close()
+    with feeding(numbers()) as feed, client_of(feed) as client:
+        client.example()
+        assert client.get(500) == _feed.dumped(element(500))
+        assert feed.kept == 1
 
 
 @pytest.mark.parametrize(

@@ -54,25 +54,15 @@ class Read:
         return next(iter(self.pool.map(ELEMENTS.__getitem__, [index])))
 
 
-def test_pools_of_threads_work_in_model_and_dataset():
-    pool = concurrent.futures.ThreadPoolExecutor(2)
-    assert list(pool.map(abs, [-1, -2, -3])) == [1, 2, 3]  # All of its threads have begun.
-    model = Scaled(lambda: sum(pool.map(abs, [-1, -1])))
-    with accelmgr.Manager(model, Read(pool), nprocs=2, batch_size_per_device=1) as manager:
-        assert gradients(manager, 2) == [3.0, 7.0]
-        assert pool.submit(abs, -5).result(60) == 5
-        manager.refresh()
-        assert gradients(manager, 1) == [11.0]
-    pool.shutdown()
-
-
-def test_a_pool_of_multiprocessing_that_has_threads_works_in_model_and_dataset():
-    with multiprocessing.pool.ThreadPool(2) as pool:
-        assert pool.map(abs, [-1, -2, -3]) == [1, 2, 3]
+@pytest.mark.parametrize("kind", [concurrent.futures.ThreadPoolExecutor, multiprocessing.pool.ThreadPool])
+def test_pools_of_threads_work_in_model_and_dataset(kind):
+    with kind(2) as pool:
+        assert list(pool.map(abs, [-1, -2, -3])) == [1, 2, 3]  # All of its threads have begun.
         model = Scaled(lambda: sum(pool.map(abs, [-1, -1])))
         with accelmgr.Manager(model, Read(pool), nprocs=2, batch_size_per_device=1) as manager:
             assert gradients(manager, 2) == [3.0, 7.0]
-            assert pool.apply_async(abs, (-5,)).get(60) == 5
+            submit = pool.submit(abs, -5).result if hasattr(pool, "submit") else pool.apply_async(abs, (-5,)).get
+            assert submit(60) == 5
             manager.refresh()
             assert gradients(manager, 1) == [11.0]
 

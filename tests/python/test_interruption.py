@@ -193,22 +193,42 @@ def expect_interrupted(process):
     assert process.wait(timeout=BOUND_S) == 0
 
 
-ALONE = """\
-import os, sys, accelmgr.distributed as dist
+WAITS = """\
+import os, select, sys, accelmgr.distributed as dist
 from accelmgr.compat import ml_mp
 
-call, port = sys.argv[1], int(sys.argv[2])
+call, *arguments = sys.argv[1:]
 world = {"rank": 0, "local_rank": 0, "world_size": 2, "local_world_size": 2, "master_addr": "127.0.0.1",
-         "master_port": port, "init_method": "env://", "backend": "gloo"}
-os.environ.update(RANK="0", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+         "init_method": "env://", "backend": "gloo"}
+if "MASTER_PORT" in os.environ:
+    world["master_port"] = int(os.environ["MASTER_PORT"])
+
+def stand():
+    print("ready", flush=True)
+    while not select.select([sys.stdin], [], [], 0.02)[0]: pass  # read() would miss a signal that comes just before it.
+
+def join(rank, method):
+    dist.initialize("gloo", init_method=method, rank=int(rank), world_size=2)
+    print("ready", flush=True)
+    if rank == "1":
+        sys.stdin.readline()
+
+def nobody():
+    print("ready", flush=True)
+    dist.initialize("gloo", init_method="tcp://127.0.0.1:9", rank=1, world_size=2)  # Port 9: nobody listens.
+
 calls = {
     "initialize": lambda: dist.initialize("gloo"),
     "init_process_group_from_backend": lambda: ml_mp.init_process_group_from_backend("gloo"),
     "init_dist": lambda: ml_mp.init_dist(**world),
     "init_and_run": lambda: ml_mp.init_and_run(print, ml_mp.MultiprocessConfig(**world)),
+    "nobody": nobody,
+    "stand": lambda: ml_mp.init_and_run(stand, ml_mp.MultiprocessConfig(rank=0, local_rank=0, world_size=1)),
+    "new_group": lambda *arguments: join(*arguments) or dist.new_group([0, 1]),
+    "init_parallelism": lambda *arguments: join(*arguments) or ml_mp.init_parallelism(2),
 }
 try:
-    calls[call]()
+    calls[call](*arguments)
 except KeyboardInterrupt:
     print("interrupted", flush=True)
 """
@@ -224,67 +244,28 @@ def wait_until_served(port, process):
 
 
 @pytest.mark.parametrize("call", ["initialize", "init_process_group_from_backend", "init_dist", "init_and_run"])
-def test_where_nobody_else_comes_to_the_rendezvous(tmp_path, call):
+def test_where_nobody_else_comes_to_the_rendezvous(tmp_path, monkeypatch, call):
     port = free_port()
-    with started("-c", ALONE, call, str(port), cwd=tmp_path) as process:
+    for name, value in {"RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
+        monkeypatch.setenv(name, str(value))
+    with started("-c", WAITS, call, cwd=tmp_path) as process:
         wait_until_served(port, process)
         expect_interrupted(process)
 
 
-NOBODY = """\
-import accelmgr.distributed as dist
-try:
-    print("ready", flush=True)
-    dist.initialize("gloo", init_method="tcp://127.0.0.1:9", rank=1, world_size=2)  # Port 9: nobody listens.
-except KeyboardInterrupt:
-    print("interrupted", flush=True)
-"""
-
-
-RUNS = """\
-import select, sys, accelmgr.distributed as dist
-from accelmgr.compat import ml_mp
-
-def stand():
-    print("ready", flush=True)
-    while not select.select([sys.stdin], [], [], 0.02)[0]: pass  # read() would miss a signal that comes just before it.
-
-try:
-    ml_mp.init_and_run(stand, ml_mp.MultiprocessConfig(rank=0, local_rank=0, world_size=1))
-except KeyboardInterrupt:
-    print("interrupted", flush=True)
-"""
-
-
-@pytest.mark.parametrize("program", [NOBODY, RUNS], ids=["nobody_serves_the_rendezvous", "after_the_rendezvous"])
-def test_where_it_waits_alone(tmp_path, program):
-    with started("-c", program, cwd=tmp_path) as process:
+@pytest.mark.parametrize("call", ["nobody", "stand"], ids=["nobody_serves_the_rendezvous", "after_the_rendezvous"])
+def test_where_it_waits_alone(tmp_path, call):
+    with started("-c", WAITS, call, cwd=tmp_path) as process:
         read_until(process, "ready\n")
         expect_interrupted(process)
-
-
-GROUPS = """\
-import sys, accelmgr.distributed as dist
-from accelmgr.compat import ml_mp
-
-rank, method, call = int(sys.argv[1]), *sys.argv[2:]
-dist.initialize("gloo", init_method=method, rank=rank, world_size=2)
-try:
-    print("ready", flush=True)
-    if rank == 1:
-        sys.stdin.readline()
-    dist.new_group([0, 1]) if call == "new_group" else ml_mp.init_parallelism(2)
-except KeyboardInterrupt:
-    print("interrupted", flush=True)
-"""
 
 
 @pytest.mark.parametrize("call", ["new_group", "init_parallelism"])
 def test_where_another_rank_does_not_come_to_a_new_group(tmp_path, call):
     method = f"file://{tmp_path}/meet"
     with (
-        started("-c", GROUPS, "1", method, call, cwd=tmp_path) as other,
-        started("-c", GROUPS, "0", method, call, cwd=tmp_path) as process,
+        started("-c", WAITS, call, "1", method, cwd=tmp_path) as other,
+        started("-c", WAITS, call, "0", method, cwd=tmp_path) as process,
     ):
         read_until(other, "ready\n")
         read_until(process, "ready\n")

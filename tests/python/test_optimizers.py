@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 import torch
@@ -142,11 +142,6 @@ def test_trains_as_without_a_manager(manager: accelmgr.Manager, model: Net, name
     assert any(not torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True))
 
 
-def test_lbfgs_is_refused_with_the_reason(manager: accelmgr.Manager, model: Net) -> None:
-    with pytest.raises(accelmgr.UsageError, match="LBFGS evaluates the loss several times"):
-        manager.check_optimizer(torch.optim.LBFGS(model.parameters()))
-
-
 class DPOptimizer(torch.optim.Optimizer):
     """As that of opacus: around another one, and not initialized as an Optimizer."""
 
@@ -158,29 +153,35 @@ class DPOptimizer(torch.optim.Optimizer):
         return self.original_optimizer.param_groups
 
 
-def test_optimizers_that_need_other_gradients_are_refused(manager: accelmgr.Manager, model: Net) -> None:
-    with pytest.raises(accelmgr.UsageError, match="SparseAdam takes sparse gradients.* Use Adam"):
-        manager.check_optimizer(torch.optim.SparseAdam(model.parameters()))
-    with pytest.raises(accelmgr.UsageError, match="DPOptimizer clips the gradient of each sample"):
-        manager.check_optimizer(DPOptimizer(torch.optim.SGD(model.parameters(), lr=0.1)))
+def sgd(parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1)
 
 
-def test_optimizer_over_other_tensors_is_refused(manager: accelmgr.Manager, model: Net) -> None:
-    with pytest.raises(
-        accelmgr.UsageError, match=r"shape \[16, 8\] in group 0 which is not a parameter of this manager"
-    ):
-        manager.check_optimizer(torch.optim.SGD(copy.deepcopy(model).parameters(), lr=0.1))
-    stranger = torch.nn.Parameter(torch.ones(5))
-    mixed = torch.optim.SGD([{"params": list(model.parameters())}, {"params": [stranger]}], lr=0.1)
-    with pytest.raises(accelmgr.UsageError, match=r"shape \[5\] in group 1"):
-        manager.check_optimizer(mixed)
+def over_a_stranger(model: Net) -> torch.optim.Optimizer:
+    groups = [{"params": list(model.parameters())}, {"params": [torch.nn.Parameter(torch.ones(5))]}]
+    return torch.optim.SGD(groups, lr=0.1)
 
 
-def test_what_is_no_optimizer_is_refused(manager: accelmgr.Manager, model: Net) -> None:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer)
-    with pytest.raises(accelmgr.UsageError, match="a ConstantLR has no param_groups; pass an optimizer"):
-        manager.check_optimizer(scheduler)
+REFUSED: dict[str, Callable[[Net], object]] = {
+    "LBFGS evaluates the loss several times": lambda model: torch.optim.LBFGS(model.parameters()),
+    "SparseAdam takes sparse gradients.* Use Adam": lambda model: torch.optim.SparseAdam(model.parameters()),
+    "DPOptimizer clips the gradient of each sample": lambda model: DPOptimizer(sgd(model.parameters())),
+    r"shape \[16, 8\] in group 0 which is not a parameter of this manager": lambda model: sgd(
+        copy.deepcopy(model).parameters()
+    ),
+    r"shape \[5\] in group 1": over_a_stranger,
+    "a ConstantLR has no param_groups; pass an optimizer": lambda model: torch.optim.lr_scheduler.ConstantLR(
+        sgd(model.parameters())
+    ),
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_what_cannot_update_the_parameters_is_refused_with_the_reason(
+    manager: accelmgr.Manager, model: Net, reason: str
+) -> None:
+    with pytest.raises(accelmgr.UsageError, match=reason):
+        manager.check_optimizer(REFUSED[reason](model))
 
 
 def test_an_optimizer_over_parameters_that_have_moved_is_refused() -> None:

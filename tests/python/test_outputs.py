@@ -85,6 +85,11 @@ def test_the_field_loss_trains_and_other_numbers_arrive(kind: str, scalars: dict
         (LOSS, 1, "loss=1 is a position in a tuple, and the model returned a Tensor"),
         ((LOGITS, LOSS), "nll", "loss='nll' is a name, and the model returned a tuple without any"),
         ({"loss": LOSS}, "nll", "the model's output has no 'nll'; it has: loss"),
+        ({"logits": LOGITS, "labels": LOSS}, None, "the model's output has no 'loss'; it has: logits, labels"),
+        (torch.ones(()), None, "the loss does not require a gradient"),
+        (torch.ones((), dtype=torch.int64), None, "the loss is torch.int64 of shape []; it must be one floating-point"),
+        ((), None, "returned an empty tuple; its first element must be the loss"),
+        ({"loss": 3.0}, None, "loss is of type float; it must be a tensor"),
     ],
 )  # fmt: skip
 def test_what_has_no_loss_is_refused_with_what_it_has(outputs: Any, place: int | str | None, says: str) -> None:
