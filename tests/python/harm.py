@@ -6,10 +6,12 @@ import contextlib
 import os
 import random
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Collection
 
+import torch
 from conftest import descendants
 
 import accelmgr
@@ -24,6 +26,18 @@ class Alarm(Exception):
 
 def raise_alarm(number, frame):
     raise Alarm
+
+
+def repeat(check: Callable[[int], str]) -> None:
+    """Checks seeds from the second argument of the program on, for as many seconds as the first one says."""
+    signal.signal(signal.SIGUSR1, raise_alarm)
+    torch.set_num_threads(1)
+    end, seed = time.monotonic() + float(sys.argv[1]), int(sys.argv[2])
+    while True:
+        print(f"seed {seed}: the same: {check(seed)}", flush=True)
+        if time.monotonic() > end:
+            break
+        seed += 1
 
 
 class Harm:

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import functools
 import random
-import signal
 import sys
-import time
 from collections.abc import Callable
 
 import torch
-from harm import Harm, insist, raise_alarm
+from harm import Harm, insist, repeat
 from test_inner import Net, assert_same, manager_of
 
 STEPS = 30
@@ -100,19 +98,11 @@ class Run:
         self._during(make, may_interrupt=kind != "pending")
 
 
-def main() -> None:
-    signal.signal(signal.SIGUSR1, raise_alarm)
-    torch.set_num_threads(1)
-    end, seed = time.monotonic() + float(sys.argv[1]), int(sys.argv[2])
-    while True:
-        wanted = Run(seed, None, "fork")
-        harmed = Run(seed, Harm(seed), sys.argv[3])
-        assert_same(harmed.result, wanted.result)
-        print(f"seed {seed}: the same after {' '.join(harmed.calls)}", flush=True)
-        if time.monotonic() > end:
-            break
-        seed += 1
+def check(seed: int) -> str:
+    wanted, harmed = Run(seed, None, "fork"), Run(seed, Harm(seed), sys.argv[3])
+    assert_same(harmed.result, wanted.result)
+    return " ".join(harmed.calls)
 
 
 if __name__ == "__main__":
-    main()
+    repeat(check)

@@ -15,17 +15,11 @@ import tempfile
 import threading
 import time
 
-from test_signals import CALLS, OPTIONS, Account, BoundToItsThread, Elements, Sees, generated
+from gate import Count
+from harm import Alarm, raise_alarm
+from test_signals import CALLS, OPTIONS, Account, BoundToItsThread, Sees, generated
 
 import accelmgr
-
-
-class Alarm(Exception):
-    pass
-
-
-def raise_alarm(number, frame):
-    raise Alarm
 
 
 class Storm:
@@ -71,7 +65,7 @@ class Storm:
 
 INT_AND_ALRM = (signal.SIGINT, signal.SIGALRM)
 DATASETS = {
-    "read_by_the_manager": (Elements, INT_AND_ALRM),
+    "read_by_the_manager": (Count, INT_AND_ALRM),
     "read_by_a_thread_of_the_host": (generated, INT_AND_ALRM),
     "read_by_the_host": (lambda: BoundToItsThread(-1, 0), (signal.SIGINT,)),  # An alarm would end its iterator.
 }

@@ -12,11 +12,9 @@ import sys
 import pytest
 from plain_gpt import BATCH, EXAMPLES, SMALL, loss_of, losses_of, small_gpt
 from programs import environment
-
-from accelmgr import _native
+from services import PROGRAM
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-PROGRAM = pathlib.Path(_native.__file__).parents[2] / "tools" / "accelmgr"
 STEPS = 8
 COMMAND = [str(EXAMPLES / "cluster_host.py"), *SMALL, f"--steps={STEPS}"]
 SECONDS = 240  # Time limit of a run; it needs a tenth of that.

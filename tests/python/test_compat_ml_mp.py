@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from programs import free_port
+from programs import free_port, run
 
 import accelmgr
 from accelmgr import _native, distributed
@@ -151,13 +151,7 @@ def test_a_failure_of_the_setup_is_told_as_such() -> None:
     ("fields", "message"),
     [
         ({"world_size": 0}, "world_size is 0"),
-        ({"world_size": 2, "local_world_size": 3}, "local_world_size is 3"),
-        ({"world_size": 2, "model_parallelism": 3}, "3"),
         ({"world_size": 2, "backend": "mpi"}, "unknown backend 'mpi'"),
-        ({"world_size": 2, "data_parallel_backend": "mpi"}, "unknown backend 'mpi'"),
-        ({"world_size": 2, "launch_method": "thread"}, "spawn or fork or forkserver"),
-        ({"world_size": 2, "master_port": 70000}, "master_port is 70000"),
-        ({"world_size": 2, "rank": 2}, "rank is 2"),
         ({"world_size": 2, "master_addr": ""}, "master_addr is empty"),
     ],
 )
@@ -225,17 +219,8 @@ def _programs(what: str, count: int, **environment: str) -> list[str]:
     programs = []
     try:
         for rank in range(count):
-            own = (
-                {
-                    "RANK": str(rank),
-                    "WORLD_SIZE": "2",
-                    "LOCAL_RANK": str(rank),
-                    "MASTER_ADDR": "127.0.0.1",
-                    "MASTER_PORT": str(port),
-                }
-                if what in ("environment", "alone")
-                else {}
-            )
+            own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+            own = {**own, "MASTER_PORT": str(port)} if what in ("environment", "alone") else {}
             programs.append(
                 subprocess.Popen(
                     [sys.executable, "-c", PROGRAM, what, str(rank), str(port)],
@@ -278,10 +263,9 @@ def test_all_to_all_alone_is_its_input() -> None:
     assert ml_mp.all_to_all(tensor, None) is tensor
 
 
-def test_records_say_their_rank() -> None:
+def test_records_say_their_rank(tmp_path: Any) -> None:
     program = (
         "import logging; from accelmgr.compat import ml_mp; ml_mp.configure_logging(1, 2); "
         "logging.info('quiet'); logging.log(ml_mp.INFOALL, 'all'); logging.warning('loud')"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
-    assert done.stderr == "[1/2] INFOALL root: all\n[1/2] WARNING root: loud\n"
+    assert run("-c", program, cwd=tmp_path)[2] == "[1/2] INFOALL root: all\n[1/2] WARNING root: loud\n"

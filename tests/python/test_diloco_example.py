@@ -13,11 +13,9 @@ import pytest
 import torch
 from plain_gpt import CONTEXT, EXAMPLES, SMALL, elements, held_out_loss, loss_of, small_gpt
 from programs import environment, started
-
-from accelmgr import _native
+from services import PROGRAM
 
 EXAMPLE = str(EXAMPLES / "diloco.py")
-PROGRAM = pathlib.Path(_native.__file__).parents[2] / "tools" / "accelmgr"
 MACHINES, ROUNDS, INNER_STEPS, RATE = 2, 4, 4, 5e-3
 OPTIONS = [*SMALL, f"--rounds={ROUNDS}", f"--inner-steps={INNER_STEPS}", f"--inner-rate={RATE}", "--runners=1"]
 SECONDS = 240  # Time limit of a run; it needs a tenth of that.

@@ -325,9 +325,8 @@ SCRIPTS: list[Script] = [
 
 
 @pytest.fixture(autouse=True)
-def one_thread():
-    with loops.one_thread():
-        yield
+def settings_of_plain_pytorch(one_thread):
+    yield
     torch.set_default_dtype(torch.float32)
 
 

@@ -11,11 +11,9 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from services import PROGRAM
 
 import accelmgr
-from accelmgr import _native
-
-PROGRAM = pathlib.Path(_native.__file__).parents[2] / "tools" / "accelmgr"
 
 
 class Net(torch.nn.Module):

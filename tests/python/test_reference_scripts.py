@@ -5,13 +5,12 @@ from __future__ import annotations
 import pathlib
 
 import pytest
-from programs import BOUND_S, free_port, run, started
+from programs import BOUND_S, free_port, run, run_script, started
 
 
 def runs(program: str, *arguments: str, cwd: pathlib.Path) -> str:
     """The standard output of a program, which must succeed."""
-    (cwd / "main.py").write_text(program)
-    code, out, err = run("main.py", *arguments, cwd=cwd)
+    code, out, err = run_script(program, *arguments, cwd=cwd)
     assert code == 0, err
     return out
 
@@ -232,6 +231,5 @@ def test_ml_launches_its_function(tmp_path: pathlib.Path) -> None:
 
 
 def test_ml_raises_what_a_process_has_raised(tmp_path: pathlib.Path) -> None:
-    (tmp_path / "main.py").write_text(ML)
-    code, _, err = run("main.py", "fail", cwd=tmp_path)
+    code, _, err = run_script(ML, "fail", cwd=tmp_path)
     assert code == 1 and "rank 1 failed: ValueError: no luck" in err and "in train" in err

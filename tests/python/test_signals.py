@@ -9,6 +9,7 @@ import sqlite3
 
 import pytest
 import torch
+from gate import Count
 from interruptions import Interrupted, interrupted_at
 from programs import run
 from torch import nn
@@ -34,18 +35,8 @@ class Sees(nn.Module):
         return (self.weight * x).mean(0).sum()
 
 
-class Elements:
-    """Element i is [i, 1]."""
-
-    def __iter__(self):
-        i = 0
-        while True:
-            yield torch.tensor([float(i), 1.0])
-            i += 1
-
-
 def generated():
-    yield from Elements()
+    yield from Count()
 
 
 class Account:
@@ -104,7 +95,7 @@ OPTIONS = {"nprocs": 1, "batch_size_per_device": 2}
 
 def test_a_step_tells_of_itself_at_each_place():
     model = Sees()
-    with accelmgr.Manager(model, Elements(), runners__threads=1, **OPTIONS) as manager:
+    with accelmgr.Manager(model, Count(), runners__threads=1, **OPTIONS) as manager:
         check_each_place(manager, model, manager.step)
 
 
@@ -116,7 +107,7 @@ def test_a_step_that_overwrites_with_a_dataset_that_the_host_reads():
 
 def test_steps_tells_of_the_step_that_it_has_not_given():
     model = Sees()
-    with accelmgr.Manager(model, Elements(), runners__threads=1, **OPTIONS) as manager:
+    with accelmgr.Manager(model, Count(), runners__threads=1, **OPTIONS) as manager:
         check_each_place(manager, model, lambda: next(manager.steps()))
 
 
@@ -133,7 +124,7 @@ class Frozen(nn.Module):
 
 def test_a_step_that_makes_a_gradient_for_what_was_frozen():
     model = Frozen(150)
-    with accelmgr.Manager(model, Elements(), nprocs=1, batch_size_per_device=1, runners__threads=1) as manager:
+    with accelmgr.Manager(model, Count(), nprocs=1, batch_size_per_device=1, runners__threads=1) as manager:
         manager.step()
         place, where = 0, "at the beginning"
         for number in range(1, 150):
@@ -150,7 +141,7 @@ def test_a_step_that_makes_a_gradient_for_what_was_frozen():
 
 def test_a_step_of_a_TPUManager():
     model = Sees()
-    with TPUManager(model, Elements(), start=True, **OPTIONS) as manager:
+    with TPUManager(model, Count(), start=True, **OPTIONS) as manager:
         check_each_place(manager, model, manager.step, zeroes=False)
 
 
@@ -179,7 +170,7 @@ LONG = {"refresh": 331, "rebind": 173, "save_checkpoint": 3}  # A place of so ma
 def test_after_a_call_that_was_interrupted_all_is_as_before(tmp_path, call):
     model = Sees()
     options = {**OPTIONS, "runners__threads": 1, "checkpoint": {"directory": str(tmp_path / "checkpoints")}}
-    with accelmgr.Manager(model, Elements(), **options) as manager:
+    with accelmgr.Manager(model, Count(), **options) as manager:
         account = Account(manager, model)
         account.note(manager.step())
         place, saved = random.randrange(LONG.get(call, 1)), []
@@ -203,7 +194,7 @@ os.register_at_fork(after_in_child=lambda: [call() for call in in_forks])
 @pytest.mark.parametrize("call", ["refresh", "rebind"])
 def test_a_step_begins_what_ctrl_c_has_ended_while_other_processes_began(call):
     model, host = Sees(), os.getpid()
-    with accelmgr.Manager(model, Elements(), start_method="fork", runners__threads=1, **OPTIONS) as manager:
+    with accelmgr.Manager(model, Count(), start_method="fork", runners__threads=1, **OPTIONS) as manager:
         account = Account(manager, model)
         account.note(manager.step())
         in_forks.append(lambda: os.kill(host, signal.SIGINT))
@@ -218,7 +209,7 @@ def test_a_step_begins_what_ctrl_c_has_ended_while_other_processes_began(call):
 
 def test_what_checkpoints_written_has_not_told_the_next_call_tells(tmp_path):
     options = {**OPTIONS, "runners__threads": 1, "checkpoint": {"directory": str(tmp_path)}}
-    with accelmgr.Manager(Sees(), Elements(), **options) as manager:
+    with accelmgr.Manager(Sees(), Count(), **options) as manager:
         place, where = 0, "at the beginning"
         while where:
             manager.step()
@@ -230,14 +221,14 @@ def test_what_checkpoints_written_has_not_told_the_next_call_tells(tmp_path):
 
 
 class BoundToItsThread:
-    """Elements as those of Elements. Reading number `at` is interrupted `times`."""
+    """Elements as those of Count. Reading number `at` is interrupted `times`."""
 
     def __init__(self, at, times):
         self._at, self._times = at, times
         self._bound = sqlite3.connect(":memory:")
 
     def __iter__(self):
-        for i, element in enumerate(Elements()):
+        for i, element in enumerate(Count()):
             self._bound.execute("select 1")
             for _ in range(self._times if i == self._at else 0):
                 signal.raise_signal(signal.SIGINT)

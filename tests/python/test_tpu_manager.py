@@ -5,7 +5,6 @@ import inspect
 import os
 import pickle
 import signal
-import textwrap
 import threading
 import time
 
@@ -13,7 +12,7 @@ import pytest
 import torch
 from gate import Count, Told
 from oracle import Oracle, assert_equal
-from programs import BOUND_S, run
+from programs import BOUND_S, run_script
 from torch import nn
 
 import accelmgr
@@ -509,51 +508,51 @@ def test_a_manager_that_is_dropped_ends(tmp_path):
     assert not os.path.exists(f"/proc/{pid}")
 
 
+ORIGINAL = """\
+import torch
+from accelmgr import TPUManager
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(3, 3)
+    def tie_weights(self):
+        pass
+    def forward(self, input_ids, labels):
+        return dict(loss=torch.nn.functional.mse_loss(self.linear(input_ids), labels))
+
+class Minibatches(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        while True:
+            x = torch.randn(3)
+            yield dict(input_ids=x, labels=x.flip(0))
+
+def collate(elements):
+    return {name: torch.stack([one[name] for one in elements]) for name in elements[0]}
+
+torch.manual_seed(0)
+model = Net()
+own = [p.detach().clone().requires_grad_() for p in model.parameters()]
+optimizer = torch.optim.Adam(own, lr=0.1)
+manager = TPUManager(model, Minibatches(), collate_fn=collate, nprocs=2, prefetch=4,
+                     batch_size_per_device=4, grad_accumulation_steps=2, start=True)
+losses = []
+for _ in range(60):
+    loss, num_samples = manager.step()
+    assert num_samples == 16
+    losses.append(loss)
+    for parameter, gradient in zip(own, manager.get_aggregated_gradients()):
+        parameter.grad = gradient.clone()
+    optimizer.step()
+    manager.update_model_parameters(own)
+    manager.zero_grad()
+print(losses[0] > 0.5, losses[-1] < losses[0] / 10)
+manager.terminate()
+manager.join()
+"""
+
+
 def test_a_script_for_the_original_runs_with_another_import(tmp_path):
     """The script uses get_aggregated_gradients() and update_model_parameters(), and has its own parameters."""
-    (tmp_path / "script.py").write_text(
-        textwrap.dedent("""\
-            import torch
-            from accelmgr import TPUManager
-
-            class Net(torch.nn.Module):
-                def __init__(self):
-                    super().__init__()
-                    self.linear = torch.nn.Linear(3, 3)
-                def tie_weights(self):
-                    pass
-                def forward(self, input_ids, labels):
-                    return dict(loss=torch.nn.functional.mse_loss(self.linear(input_ids), labels))
-
-            class Minibatches(torch.utils.data.IterableDataset):
-                def __iter__(self):
-                    while True:
-                        x = torch.randn(3)
-                        yield dict(input_ids=x, labels=x.flip(0))
-
-            def collate(elements):
-                return {name: torch.stack([one[name] for one in elements]) for name in elements[0]}
-
-            torch.manual_seed(0)
-            model = Net()
-            own = [p.detach().clone().requires_grad_() for p in model.parameters()]
-            optimizer = torch.optim.Adam(own, lr=0.1)
-            manager = TPUManager(model, Minibatches(), collate_fn=collate, nprocs=2, prefetch=4,
-                                 batch_size_per_device=4, grad_accumulation_steps=2, start=True)
-            losses = []
-            for _ in range(60):
-                loss, num_samples = manager.step()
-                assert num_samples == 16
-                losses.append(loss)
-                for parameter, gradient in zip(own, manager.get_aggregated_gradients()):
-                    parameter.grad = gradient.clone()
-                optimizer.step()
-                manager.update_model_parameters(own)
-                manager.zero_grad()
-            print(losses[0] > 0.5, losses[-1] < losses[0] / 10)
-            manager.terminate()
-            manager.join()
-            """)
-    )
-    code, out, err = run("script.py", cwd=tmp_path)
+    code, out, err = run_script(ORIGINAL, cwd=tmp_path)
     assert (code, out) == (0, "True True\n"), (out, err)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import descendants
 from torch import nn
 
 import accelmgr
@@ -51,28 +52,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def processes() -> list[int]:
-    """This one and those below it."""
-    found = [os.getpid()]
-    for pid in found:
-        for thread in Path(f"/proc/{pid}/task").glob("*/children"):
-            found += map(int, thread.read_text().split())
-    return found
-
-
 def taken() -> int:
     """Memory of these processes that cannot be read again from a file, in bytes.
 
     Shared memory is looked at first: what moves there meanwhile is left out, and nothing counts twice.
     """
     shared, kib = {}, 0
-    for pid in processes():
+    for pid in (os.getpid(), *descendants()):
         try:
             found = [entry.stat() for entry in Path(f"/proc/{pid}/fd").iterdir() if "memfd:" in os.readlink(entry)]
         except OSError:
             continue  # It has ended, or has closed one meanwhile.
         shared |= {(file.st_dev, file.st_ino): file.st_blocks * 512 for file in found}
-    for pid in processes():
+    for pid in (os.getpid(), *descendants()):
         try:
             lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
         except OSError:

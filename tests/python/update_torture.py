@@ -15,15 +15,13 @@ import pathlib
 import random
 import select
 import signal
-import sys
 import tempfile
-import time
 import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from harm import Harm, insist, raise_alarm
+from harm import Harm, insist, repeat
 from services import Service
 from test_session_updates import copies, halves, states
 
@@ -216,16 +214,13 @@ class Run:
         self.lost = manager.statistics().losses
 
     def _by_hosts(self, folder: pathlib.Path) -> None:
-        service = Service(folder, json.dumps(self.plan.settings(self._is_harmed)))
-        try:
+        with Service(folder, json.dumps(self.plan.settings(self._is_harmed))) as service:
             self._harm = Harm(self.plan.seed, spared=[service.process.pid])
             with accelmgr.observe(service.socket) as observer:
                 while observer.statistics().steps < self.plan.steps - 2:
                     self._let_a_host_live(service, observer)
                 with accelmgr.attach(service.socket, timeout=60) as manager:
                     self._end(Host(self.plan, manager, None), manager)
-        finally:
-            service.end()
 
     def _let_a_host_live(self, service: Service, observer: accelmgr.Observer) -> None:
         self.unseen += 1
@@ -288,17 +283,10 @@ def check(seed: int, steps: int = STEPS, runners: int | None = None, is_service:
     return harmed
 
 
-def main() -> None:
-    signal.signal(signal.SIGUSR1, raise_alarm)
-    torch.set_num_threads(1)
-    end, seed = time.monotonic() + float(sys.argv[1]), int(sys.argv[2])
-    while True:
-        run = check(seed)
-        print(f"seed {seed}: the same: {run.plan}, {run.lost} lost", flush=True)
-        if time.monotonic() > end:
-            break
-        seed += 1
+def described(seed: int) -> str:
+    run = check(seed)
+    return f"{run.plan}, {run.lost} lost"
 
 
 if __name__ == "__main__":
-    main()
+    repeat(described)
