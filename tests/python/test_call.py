@@ -7,6 +7,7 @@ import signal
 
 import pytest
 import torch
+from harm import Alarm
 from programs import run
 from torch import nn
 
@@ -31,20 +32,12 @@ class Metric(nn.Module):
         return (self.weight * x).mean()
 
 
-class Rows(torch.utils.data.Dataset[torch.Tensor]):
-    def __len__(self) -> int:
-        return 1000
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.tensor(float(index))
-
-
 def seen(model: Metric) -> list[float]:
     return SEEN
 
 
 def start(**options) -> accelmgr.Manager:
-    return accelmgr.Manager(Metric(), Rows(), nprocs=2, batch_size_per_device=1, **options)
+    return accelmgr.Manager(Metric(), list(torch.arange(1000.0)), nprocs=2, batch_size_per_device=1, **options)
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
@@ -92,10 +85,6 @@ SHARED = torch.zeros(2).share_memory_()
 """Whether the first function goes on, and how often the second one was called."""
 
 
-class Interrupted(Exception):
-    pass
-
-
 DEFINED_LATER = """
 import torch, accelmgr
 
@@ -119,7 +108,7 @@ def test_a_function_that_the_script_has_defined_since_is_the_one_that_is_called(
     assert run("-c", DEFINED_LATER, cwd=tmp_path) == (0, "Net new\n", "")
 
 
-def test_a_call_after_an_interrupted_one_gets_its_own_answer(monkeypatch):
+def test_a_call_after_an_interrupted_one_gets_its_own_answer(monkeypatch, alarms):
     host, put = os.getpid(), Calls.put
     SHARED.zero_()
 
@@ -137,17 +126,10 @@ def test_a_call_after_an_interrupted_one_gets_its_own_answer(monkeypatch):
         put(self, function, forked)
         SHARED[0] = float(function is second)
 
-    def interrupt(number, frame):
-        raise Interrupted
-
     monkeypatch.setattr(Calls, "put", put_and_go_on)
-    before = signal.signal(signal.SIGUSR1, interrupt)
-    try:
-        with start(start_method="fork") as manager:
-            for count in range(1, 4):
-                with pytest.raises(Interrupted):
-                    manager.call(first)
-                assert (manager.call(second), SHARED[1].item()) == ("the second", count)
-            assert manager.step().loss == 0.5
-    finally:
-        signal.signal(signal.SIGUSR1, before)
+    with start(start_method="fork") as manager:
+        for count in range(1, 4):
+            with pytest.raises(Alarm):
+                manager.call(first)
+            assert (manager.call(second), SHARED[1].item()) == ("the second", count)
+        assert manager.step().loss == 0.5

@@ -9,20 +9,9 @@ import pytest
 import torch
 from oracle import Oracle, assert_equal
 from torch import nn
+from vectors import Doubles, Vectors, vectors
 
 import accelmgr
-
-
-def elements(seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    while True:
-        x = torch.randn(4, generator=generator)
-        yield {"x": x, "y": torch.stack([x.sum(), x.prod()])}
-
-
-class Elements:
-    def __iter__(self):
-        return elements()
 
 
 class Net(nn.Module):
@@ -43,8 +32,8 @@ def pair():
     """A manager and an oracle. Every test steps both, so that they stay at the same element."""
     torch.manual_seed(1)
     model = Net()
-    oracle = Oracle(model, elements(), **SHAPE)
-    with accelmgr.Manager(model, Elements(), **SHAPE) as manager:
+    oracle = Oracle(model, vectors(4), **SHAPE)
+    with accelmgr.Manager(model, Vectors(), **SHAPE) as manager:
         yield manager, oracle
 
 
@@ -193,10 +182,10 @@ class Tied(nn.Module):
 def test_tied_frozen_and_unused_parameters_and_buffers():
     torch.manual_seed(2)
     model = Tied()
-    oracle = Oracle(model, elements(), nprocs=2, batch_size_per_device=2)
+    oracle = Oracle(model, vectors(4), nprocs=2, batch_size_per_device=2)
     # BatchNorm's statistics are those of rank 0, which sees every second element.
-    rank0 = Oracle(model, itertools.islice(elements(), 0, None, 2), batch_size_per_device=2)
-    with accelmgr.Manager(model, Elements(), nprocs=2, batch_size_per_device=2) as manager:
+    rank0 = Oracle(model, itertools.islice(vectors(4), 0, None, 2), batch_size_per_device=2)
+    with accelmgr.Manager(model, Vectors(), nprocs=2, batch_size_per_device=2) as manager:
         assert "head.weight" not in dict(manager.named_parameters())
         assert "accelmgr-values" not in open("/proc/self/maps").read(), "the initial values are kept once"
         assert model.head.weight.data_ptr() == model.embed.weight.data_ptr()
@@ -227,20 +216,13 @@ def test_unlike_batches_weigh_alike_over_many_runners():
     torch.manual_seed(3)
     model = Net().double()
     shape = {"nprocs": 3, "batch_size_per_device": 1, "grad_accumulation_steps": 3}
-    as_doubles = ({name: value.double() for name, value in element.items()} for element in elements())
-    oracle = Oracle(model, as_doubles, **shape)
+    oracle = Oracle(model, Doubles(), **shape)
     with accelmgr.Manager(model, Doubles(), **shape) as manager:
         loss, samples = manager.step()
         assert loss == pytest.approx(oracle.step(), rel=1e-12)
         assert samples == 9
         for one, other in zip(manager.get_aggregated_gradients(), oracle.gradients(), strict=True):
             torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-14)
-
-
-class Doubles:
-    def __iter__(self):
-        for element in elements():
-            yield {name: value.double() for name, value in element.items()}
 
 
 class WithEmpty(nn.Module):
@@ -263,8 +245,8 @@ class WithEmpty(nn.Module):
 def test_a_parameter_without_elements_takes_no_gradient_from_its_neighbours(shape, uses_it):
     torch.manual_seed(5)
     model = WithEmpty(shape, uses_it)
-    oracle = Oracle(model, elements(), **SHAPE)
-    with accelmgr.Manager(model, Elements(), **SHAPE) as manager:
+    oracle = Oracle(model, vectors(4), **SHAPE)
+    with accelmgr.Manager(model, Vectors(), **SHAPE) as manager:
         manager.step()
         oracle.step()
         assert_equal(manager.get_aggregated_gradients(), oracle.gradients())

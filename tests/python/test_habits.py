@@ -6,12 +6,11 @@ import copy
 import os
 import pathlib
 import signal
-import subprocess
-import sys
 import threading
 
 import pytest
 import torch
+from programs import run_script
 from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 
@@ -305,11 +304,8 @@ if __name__ == "__main__":
 
 
 def test_ranks_run_the_top_of_the_script(tmp_path):
-    (tmp_path / "script.py").write_text(TOP)
-    done = subprocess.run(
-        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert (done.returncode, done.stdout) == (0, "True True\n"), done.stderr
+    code, out, err = run_script(TOP, cwd=tmp_path)
+    assert (code, out) == (0, "True True\n"), err
 
 
 WORKERS = """
@@ -333,8 +329,5 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("method", ["spawn", "fork"])
 def test_workers_of_a_data_loader_find_the_classes_of_the_script(tmp_path, method):
-    (tmp_path / "script.py").write_text(WORKERS)
-    done = subprocess.run(
-        [sys.executable, "script.py", method], cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False
-    )
-    assert (done.returncode, done.stdout) == (0, "[1.5, 5.5]\n"), done.stderr
+    code, out, err = run_script(WORKERS, method, cwd=tmp_path)
+    assert (code, out) == (0, "[1.5, 5.5]\n"), err

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 import torch
-from programs import run
+from programs import run_script
 from torch import nn
 
 import accelmgr
@@ -122,8 +122,7 @@ with accelmgr.Manager(net, [torch.ones(1)] * 4, nprocs=1, start_method="forkserv
 
 
 def test_a_compiled_function_of_the_script_travels(tmp_path):
-    (tmp_path / "script.py").write_text(COMPILED)
-    assert run("script.py", cwd=tmp_path)[0::2] == (0, "")
+    assert run_script(COMPILED, cwd=tmp_path)[0::2] == (0, "")
 
 
 PATCHED = """
@@ -158,12 +157,12 @@ with accelmgr.Manager(model, [torch.ones(1)] * 4, **options) as manager:
     ],
 )
 def test_a_function_of_a_library_that_the_script_has_replaced(tmp_path, patch, named):
-    (tmp_path / "script.py").write_text(PATCHED.replace("{patch}", patch))
-    code, _, errors = run("script.py", cwd=tmp_path)
+    script = PATCHED.replace("{patch}", patch)
+    code, _, errors = run_script(script, cwd=tmp_path)
     assert code == 1
     assert "ModelError" in errors
     assert named in errors
-    assert run("script.py", "factory", cwd=tmp_path)[0] == 0, "the remedy that the error names"
+    assert run_script(script, "factory", cwd=tmp_path)[0] == 0, "the remedy that the error names"
 
 
 SPAWNED = """
@@ -193,6 +192,5 @@ if __name__ == "__main__":
 
 
 def test_a_process_that_multiprocessing_has_spawned_is_a_host(tmp_path):
-    (tmp_path / "script.py").write_text(SPAWNED)
-    code, _, errors = run("script.py", cwd=tmp_path)
+    code, _, errors = run_script(SPAWNED, cwd=tmp_path)
     assert code == 0, errors

@@ -7,6 +7,7 @@ import signal
 
 import pytest
 import torch
+from harm import Alarm
 from services import Service
 
 import accelmgr
@@ -68,17 +69,7 @@ def test_no_service_is_said(tmp_path: pathlib.Path) -> None:
         accelmgr.observe(tmp_path / "nothing")
 
 
-def test_a_wait_ends_when_a_signal_handler_raises(service: Service) -> None:
-    class Alarm(Exception):
-        pass
-
-    def raise_alarm(number: int, frame: object) -> None:
-        raise Alarm
-
-    before = signal.signal(signal.SIGALRM, raise_alarm)
-    try:
-        with accelmgr.observe(service.socket) as observer, pytest.raises(Alarm):
-            signal.setitimer(signal.ITIMER_REAL, 0.1)
-            observer.next_step()
-    finally:
-        signal.signal(signal.SIGALRM, before)
+def test_a_wait_ends_when_a_signal_handler_raises(service: Service, alarms: None) -> None:
+    with accelmgr.observe(service.socket) as observer, pytest.raises(Alarm):
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        observer.next_step()

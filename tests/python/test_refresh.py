@@ -6,14 +6,13 @@ import collections
 import io
 import logging
 import pathlib
-import subprocess
-import sys
 import textwrap
 from collections.abc import Iterator
 
 import pytest
 import torch
 from launching import kill
+from programs import run_script
 from torch import nn
 
 import accelmgr
@@ -219,10 +218,8 @@ else:
 
 @pytest.mark.parametrize("way", RUN)
 def test_globals_closures_and_classes_of_the_script_are_followed(tmp_path: pathlib.Path, way: str) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(RUN[way])
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120)
-    assert done.stdout.strip() == "[1.0, 3.0, 15.0, 7.0]", done.stderr
+    _, out, err = run_script(RUN[way], cwd=tmp_path)
+    assert out.strip() == "[1.0, 3.0, 15.0, 7.0]", err
 
 
 def test_what_recover_has_forked_is_what_later_changes_are_compared_with() -> None:
