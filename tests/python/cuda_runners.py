@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
+import functools
 import os
 import pathlib
 from collections.abc import Iterator, Sequence
@@ -19,6 +20,7 @@ from typing import Any
 import pytest
 import torch
 from device_runners import start as start_on_device
+from device_runners import train as train_on
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
@@ -322,3 +324,6 @@ def start(
         return start_on_device(model, dataset, **{"device": "cuda", "runners__oversubscribe": True, **options})
     with sent(fake or Installed(nccl=nccl)):
         return start_on_device(model, dataset, **{"device": "cuda", **options})
+
+
+train = functools.partial(train_on, start)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import os
-import pathlib
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
 from oracle import Oracle
 from torch import nn
+from vectors import Vectors, vectors
 
 import accelmgr
 
@@ -22,23 +22,10 @@ TOLERANCE = 1e-5  # Of a gradient's norm.
 BF16_TOLERANCE = 2**-8 * 4  # A product of numbers that have 8 bits, over the few layers of these models.
 SHAPE = {"batch_size_per_device": 3, "grad_accumulation_steps": 2}
 
+Start = Callable[..., accelmgr.Manager]
+
 # LLVM's optimization takes half of the time in which a runner compiles, and these models gain nothing by it.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
-
-
-def vectors(size: int, seed: int = 0) -> Iterator[dict[str, torch.Tensor]]:
-    generator = torch.Generator().manual_seed(seed)
-    while True:
-        x = torch.randn(size, generator=generator)
-        yield {"x": x, "y": torch.stack([x.sum(), x.prod()])}
-
-
-class Vectors:
-    def __init__(self, size: int = 4) -> None:
-        self._size = size
-
-    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
-        return vectors(self._size)
 
 
 def start(model: Any, dataset: Any, **options: Any) -> accelmgr.Manager:
@@ -59,6 +46,78 @@ def distance(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) ->
 def assert_close(manager: accelmgr.Manager, oracle: Oracle, tolerance: float = TOLERANCE) -> None:
     found = distance(manager.get_aggregated_gradients(), oracle.gradients())
     assert found <= tolerance, f"{found:.3g} of the norm"
+
+
+def follow(model: nn.Module, oracle: Oracle) -> None:
+    with torch.no_grad():
+        for one, other in zip(model.parameters(), oracle.model.parameters(), strict=True):
+            other.copy_(one)
+
+
+def train(
+    start: Start,
+    model: nn.Module,
+    dataset: Any,
+    elements: Any,
+    steps: int = 3,
+    replacements: int = 0,
+    **options: Any,
+) -> list[accelmgr.StepResult]:
+    """Trains for some steps, and checks losses and gradients of each."""
+    shape = {
+        key: options.get(key, default)
+        for key, default in (("nprocs", 2), ("batch_size_per_device", 1), ("grad_accumulation_steps", 1))
+    }
+    oracle = Oracle(model, elements, **shape, collate_fn=options.get("collate_fn"))
+    results = []
+    with start(model, dataset, **options) as manager:
+        addresses = [parameter.data_ptr() for parameter in model.parameters()]
+        for step in range(steps):
+            results.append(manager.step(accumulate=step % 2 == 1))
+            results[-1].raise_for_status()
+            if step % 2 == 0:
+                oracle.zero_grad()
+            assert results[-1].loss == pytest.approx(oracle.step(), rel=1e-5)
+            assert_close(manager, oracle)
+            with torch.no_grad():
+                for parameter, gradient in zip(model.parameters(), manager.get_aggregated_gradients(), strict=True):
+                    parameter.sub_(0.01 * gradient.clamp(-1, 1) + 0.001 * parameter)
+            follow(model, oracle)
+        assert manager.statistics().replacements == replacements
+    assert [parameter.data_ptr() for parameter in model.parameters()] == addresses
+    return results
+
+
+def bits_of(manager: accelmgr.Manager) -> tuple[list[Any], accelmgr.StepResult]:
+    """Everything that the next step gives, bit for bit: first a tuple of loss and random numbers. And its result."""
+    result = manager.step(timeout=60, accumulate=False)
+    result.raise_for_status()
+    drawn = [result.scalars[name] for name in ("noise", "drawn") if name in result.scalars]
+    tensors = [*manager.get_aggregated_gradients(), *(buffer for _, buffer in sorted(manager.buffers().items()))]
+    return [(result.loss, *drawn), *map(torch.clone, tensors)], result
+
+
+def trained(
+    start: Start, model: Dropping, faults: dict[int, str], steps: int = 5, timeouts: int = 0, **options: Any
+) -> tuple[list[Any], list[accelmgr.StepResult]]:
+    """Everything that some steps give, bit for bit; and their results. Some steps before them end by a timeout."""
+    bits: list[Any] = []
+    results = []
+    with start(model, Vectors(), **SHAPE, **options) as manager:
+        pids = [runner.pid for runner in manager.statistics().runners]
+        for _ in range(timeouts):
+            assert manager.step(timeout=0.1, accumulate=False).status == "timeout"
+        for step in range(steps):
+            if step in faults:
+                model.tell(faults[step])
+            found, result = bits_of(manager)
+            bits += found
+            results.append(result)
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter -= 0.01 * parameter.grad
+        assert faults or pids == [runner.pid for runner in manager.statistics().runners]
+    return bits, results
 
 
 class Counted(nn.Module):
@@ -121,7 +180,7 @@ class Tuned(nn.Module):
         return nn.functional.mse_loss(self.head(hidden.float() + self.codes.float() / 8), y)
 
 
-def check_frozen_parameters(started: Callable[..., accelmgr.Manager], **options: Any) -> None:
+def check_frozen_parameters(started: Start, **options: Any) -> None:
     """Frozen parameters that the host writes reach the device, and get gradients from when they are unfrozen on."""
     model = Tuned()
     plain = Oracle(model, vectors(4), nprocs=2)
@@ -186,27 +245,6 @@ class Ties(nn.Module):
         return hidden.square().mean() + self.norm()
 
 
-def check_ties(started: Callable[..., accelmgr.Manager], recurrent: type[nn.RNNBase] = nn.LSTM) -> None:
-    """Ties, views, weak references and hooks are those of the host's model."""
-    torch.manual_seed(2)
-    model = Ties(recurrent)
-    oracle = Oracle(model, vectors(4), nprocs=2, batch_size_per_device=2)
-    oracle.model = Ties(recurrent)  # A copy would have the closure of the original.
-    oracle.model.load_state_dict(model.state_dict())
-    for parameter in oracle.model.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    with started(model, Vectors(), batch_size_per_device=2) as manager:
-        assert "head.weight" not in dict(manager.named_parameters())
-        for _ in range(3):
-            assert manager.step(accumulate=False).loss == pytest.approx(oracle.step(), rel=1e-5)
-            assert_close(manager, oracle)
-            oracle.zero_grad()
-            with torch.no_grad():
-                for one, other in zip(model.parameters(), oracle.model.parameters(), strict=True):
-                    one.mul_(0.9)
-                    other.copy_(one)
-
-
 class Permuted(nn.Module):
     """Parameters that are not row-major, and an expanded one. Strides in a runner are numbers of the output."""
 
@@ -221,47 +259,6 @@ class Permuted(nn.Module):
         loss = nn.functional.mse_loss(torch.tanh(hidden + self.shift[-1]) @ self.weight, y)
         strides = (stride for tensor in (self.conv.weight, self.weight) for stride in tensor.stride())
         return {"loss": loss, **{f"stride{index}": float(stride) for index, stride in enumerate(strides)}}
-
-
-def check_strides(started: Callable[..., accelmgr.Manager], knows_strides: bool = True) -> None:
-    """Gradients of parameters that are not row-major, also of several micro-batches."""
-    torch.manual_seed(4)
-    model = Permuted()
-    strides = [parameter.stride() for parameter in model.parameters()]
-    oracle = Oracle(model, vectors(4), nprocs=2, **SHAPE)
-    with started(model, Vectors(), **SHAPE) as manager:
-        for _ in range(3):
-            result = manager.step(accumulate=False)
-            assert result.loss == pytest.approx(oracle.step(), rel=1e-5)
-            assert_close(manager, oracle)
-            oracle.zero_grad()
-            if knows_strides:
-                assert list(result.scalars.values()) == [4, 1, 4, 2, 1, 3]
-            with torch.no_grad():
-                assert [parameter.stride() for parameter in model.parameters()] == strides
-                for one, other in zip(model.parameters(), oracle.model.parameters(), strict=True):
-                    if one.requires_grad:
-                        assert one.grad.stride() == one.stride()
-                        one.mul_(0.9)
-                        other.copy_(one)
-
-
-def check_modes(started: Callable[..., accelmgr.Manager]) -> None:
-    """Modes and frozen parameters are those of the host's model."""
-    torch.manual_seed(9)
-    model = Switched()
-    oracle = Oracle(model, vectors(4), nprocs=2)
-    with started(model, Vectors()) as manager:
-        assert manager.step(accumulate=False).loss != pytest.approx(oracle.step(), rel=1e-3), "something is dropped"
-        for frozen in (True, False):
-            for each in (model, oracle.model):
-                each.eval()
-                each.layers[0].requires_grad_(not frozen)
-            oracle.zero_grad()
-            assert manager.step(accumulate=False).loss == pytest.approx(oracle.step(), rel=1e-5)
-            assert_close(manager, oracle)
-            assert manager.get_aggregated_gradients()[0].any() != frozen
-            assert (model.layers[0].weight.grad is None) == frozen
 
 
 class Normalized(Counted):
@@ -282,6 +279,26 @@ class Images:
 
     def __getitem__(self, index: int) -> torch.Tensor:
         return torch.randn(1, 4, 4, generator=torch.Generator().manual_seed(index))
+
+
+def check_buffers(start: Start, micro_batches: int, steps: int, **options: Any) -> None:
+    """Those of a model with batch norm. The host changes one before the last two steps."""
+    torch.manual_seed(3)
+    model = Normalized()
+    shape = {"nprocs": 1, "batch_size_per_device": 5, "grad_accumulation_steps": micro_batches}
+    oracle = Oracle(model, (Images()[i] for i in range(1000)), **shape)
+    with start(model, Images(), **shape, **options) as manager:
+        for step in range(steps):
+            if step == steps - 2:
+                for each in (model, oracle.model):
+                    each.layers[1].running_mean.fill_(0.5)
+            oracle.zero_grad()
+            assert manager.step(accumulate=False).loss == pytest.approx(oracle.step(), rel=1e-5)
+            assert_close(manager, oracle)
+            theirs = dict(oracle.model.named_buffers())
+            for name, buffer in manager.buffers().items():
+                torch.testing.assert_close(buffer, theirs[name])
+        assert manager.buffers()["steps"] == steps * micro_batches
 
 
 class Dropping(Counted):
@@ -316,23 +333,6 @@ class Dropping(Counted):
         return {"loss": (self.layers(x) * y + noise).square().mean(), "noise": noise.sum()} | self.counts()
 
 
-def check_resume(start: Callable[..., accelmgr.Manager], tmp_path: pathlib.Path) -> None:
-    """A run that is resumed goes on bit for bit, and another device may resume it."""
+def made(failing: Callable[[Any], Dropping], folder: Any) -> Dropping:
     torch.manual_seed(4)
-    model = Dropping(tmp_path)
-
-    def bits(manager: accelmgr.Manager) -> list[Any]:
-        result = manager.step(accumulate=False)
-        result.raise_for_status()
-        return [result.loss, *(gradient.clone() for gradient in manager.get_aggregated_gradients())]
-
-    with start(model, Vectors(), checkpoint__directory=str(tmp_path), **SHAPE) as manager:
-        bits(manager)
-        manager.save_checkpoint()
-        assert not manager.checkpoints_written(wait=60)[0].error
-        expected = bits(manager)
-    again = {"checkpoint": {"directory": str(tmp_path), "resume": "latest"}, **SHAPE}
-    with start(model, Vectors(), **again) as manager:
-        assert same(bits(manager), expected)
-    with start(model, Vectors(), **again, device="cpu") as manager:
-        assert manager.step().ok
+    return failing(folder)

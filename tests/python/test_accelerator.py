@@ -4,39 +4,18 @@ from __future__ import annotations
 
 import itertools
 import os
-import signal
-from typing import Any
+from typing import Any, ClassVar
 
+import device_suite
 import pytest
 import torch
-from device_runners import (
-    BF16_TOLERANCE,
-    SHAPE,
-    TOLERANCE,
-    Dropping,
-    Images,
-    Normalized,
-    Vectors,
-    Writes,
-    assert_close,
-    check_frozen_parameters,
-    check_modes,
-    check_resume,
-    check_strides,
-    check_ties,
-    distance,
-    same,
-    vectors,
-    wait_until_settled,
-)
+from device_runners import SHAPE, Dropping, Vectors, assert_close, check_buffers, vectors
 from fake_accelerator import Fake, install, start
 from oracle import Oracle
 from torch import nn
 
 import accelmgr
 from accelmgr._runner import replica_accelerator
-
-pytestmark = pytest.mark.usefixtures("forkserver")
 
 
 class Words(nn.Module):
@@ -55,27 +34,13 @@ class Words(nn.Module):
         return {"loss": loss, "twice": 2 * loss, "is_fake": float(loss.device.type == "fake")}
 
 
-@pytest.mark.parametrize("micro_batches", [1, 3])
-def test_runners_train_as_one_process_on_the_cpu_does(micro_batches):
-    torch.manual_seed(1)
-    model = Words()
-    shape = {"nprocs": 2, "batch_size_per_device": 3, "grad_accumulation_steps": micro_batches}
-    oracle = Oracle(model, vectors(4), **shape)
-    with start(model, Vectors(), **shape) as manager:
-        ours, theirs = [torch.optim.AdamW(each.parameters(), lr=0.01) for each in (model, oracle.model)]
-        for step in range(4):
-            result = manager.step(accumulate=step % 2 == 1)
-            result.raise_for_status()
-            if step % 2 == 0:
-                oracle.zero_grad()
-            assert result.loss == pytest.approx(oracle.step(), rel=1e-5)
-            assert result.scalars["twice"] == pytest.approx(2 * result.loss, rel=1e-6)
-            assert result.scalars["is_fake"] == 1
-            assert_close(manager, oracle)
-            ours.step()
-            theirs.step()
-            for one, other in zip(model.parameters(), oracle.model.parameters(), strict=True):
-                other.data.copy_(one)  # Adam makes small differences large where gradients are near to zero.
+class TestNumbers(device_suite.Numbers):
+    start = staticmethod(start)
+    model = Words
+    recurrent = nn.RNN  # For an LSTM torch asks a private device for kernels that the CPU does not have.
+
+    def check(self, results, micro_batches):
+        assert {result.scalars["is_fake"] for result in results} == {1}
 
 
 def test_the_session_makes_the_update_of_inner_steps():
@@ -159,79 +124,8 @@ def test_loss_extra_and_a_sum_are_those_of_plain_pytorch():
             torch.testing.assert_close(own.grad, other.grad, rtol=1e-5, atol=1e-6)
 
 
-def test_ties_views_weak_references_and_hooks_are_the_model_s():
-    check_ties(start, nn.RNN)  # For an LSTM torch asks a private device for kernels that the CPU does not have.
-
-
-def test_modes_and_frozen_parameters_are_those_of_the_host_s_model():
-    check_modes(start)
-
-
-def test_frozen_parameters_that_are_written_and_unfrozen():
-    check_frozen_parameters(start)
-
-
 def test_buffers_go_to_the_device_and_come_back():
-    torch.manual_seed(3)
-    model = Normalized()
-    shape = {"nprocs": 1, "batch_size_per_device": 5, "grad_accumulation_steps": 2}
-    oracle = Oracle(model, (Images()[i] for i in range(1000)), **shape)
-    with start(model, Images(), **shape) as manager:
-        for step in range(3):
-            if step == 2:
-                for each in (model, oracle.model):
-                    each.layers[1].running_mean.fill_(0.5)
-            oracle.zero_grad()
-            assert manager.step(accumulate=False).loss == pytest.approx(oracle.step(), rel=1e-5)
-            assert_close(manager, oracle)
-        ours, theirs = manager.buffers(), dict(oracle.model.named_buffers())
-        for name, buffer in ours.items():
-            torch.testing.assert_close(buffer, theirs[name])
-        assert ours["steps"] == ours["layers.1.num_batches_tracked"] == 6
-
-
-def test_in_bfloat16_gradients_are_as_near_as_its_eight_bits_allow():
-    torch.manual_seed(6)
-    model = Words()
-    oracle = Oracle(model, vectors(4), nprocs=2, batch_size_per_device=4)
-    with start(model, Vectors(), batch_size_per_device=4, runners__autocast="bf16") as manager:
-        assert manager.step().loss == pytest.approx(oracle.step(), rel=BF16_TOLERANCE)
-        assert_close(manager, oracle, BF16_TOLERANCE)
-        assert distance(manager.get_aggregated_gradients(), oracle.gradients()) > TOLERANCE
-
-
-def trained(folder: Any, disturbed: tuple[int, ...]) -> tuple[list[Any], list[int]]:
-    """Everything that four steps give, bit for bit; and how often each was tried."""
-    torch.manual_seed(4)
-    model = Dropping(folder)
-    bits: list[Any] = []
-    tries = []
-    with start(model, Vectors(), **SHAPE) as manager:
-        for step in range(4):
-            if step in disturbed:
-                model.tell("die")
-            result = manager.step(accumulate=False)
-            result.raise_for_status()
-            tries.append(result.tries)
-            bits.append((result.loss, result.scalars["noise"]))
-            bits += [gradient.clone() for gradient in manager.get_aggregated_gradients()]
-            bits += [buffer.clone() for _, buffer in sorted(manager.buffers().items())]
-            with torch.no_grad():
-                for parameter in model.parameters():
-                    parameter -= 0.01 * parameter.grad
-    return bits, tries
-
-
-def test_a_step_whose_runner_is_killed_is_replayed_bit_for_bit(tmp_path):
-    undisturbed, _ = trained(tmp_path, ())
-    assert len({each for each in undisturbed if isinstance(each, tuple)}) == 4, "other random numbers in each step"
-    disturbed, tries = trained(tmp_path, (1, 3))
-    assert tries == [1, 2, 1, 2]
-    assert same(undisturbed, disturbed)
-
-
-def test_a_resumed_run_goes_on_bit_for_bit_and_another_device_may_resume_it(tmp_path):
-    check_resume(start, tmp_path)
+    check_buffers(start, micro_batches=2, steps=3)
 
 
 class Late(Dropping):
@@ -277,13 +171,6 @@ def test_a_gradient_that_is_not_finite_is_named():
         assert "offset" in result.error and "weight" not in result.error
 
 
-def test_a_model_that_writes_to_a_parameter_is_told_which():
-    with start(Writes(), Vectors(), nprocs=1) as manager:
-        result = manager.step()
-        assert (result.status, result.error_type) == ("runner_lost", "ModelError")
-        assert "the model wrote to its parameter 'layers.3.bias'" in result.error
-
-
 FAILURES = {
     "compute": lambda: RuntimeError("Fake error: the chip is gone"),
     "copy": lambda: getattr(torch, "AcceleratorError", torch.OutOfMemoryError)("the chip is gone"),
@@ -294,39 +181,19 @@ FAILURES = {
 
 class Failing(Dropping):
     def obey(self) -> None:
+        super().obey()
         for name, error in FAILURES.items():
             if self.told(name):
                 Fake.current.failures["copy" if name == "copy" else "compute"] = error()
 
 
-def test_a_device_that_fails_ends_its_runner_which_is_replaced(tmp_path, capfd):
-    model = Failing(tmp_path)
-    with start(model, Vectors(), nprocs=1, **SHAPE) as manager:
-        for name in ("compute", "copy", "memory"):
-            assert manager.step().ok
-            wait_until_settled(manager)
-            pid = manager.statistics().runners[0].pid
-            model.tell(name)
-            result = manager.step()
-            assert result.ok and result.tries == 2, name
-            assert manager.statistics().runners[0].pid != pid
-            err = capfd.readouterr().err
-            assert f"runner 0 (pid {pid})" in err and "the device fake:0 has failed: " in err
-            assert str(FAILURES[name]()) in err
-        model.tell("model")
-        result = manager.step()
-        assert (result.status, result.error_type) == ("runner_lost", "ModelError")
-        assert "the model is at fault" in result.error
-
-
-def test_a_stopped_runner_is_replaced_and_the_step_repeated(tmp_path, capfd):
-    with start(Dropping(tmp_path), Vectors(), runners__hang_timeout=1, **SHAPE) as manager:
-        assert manager.step().ok
-        wait_until_settled(manager)
-        os.kill(manager.statistics().runners[1].pid, signal.SIGSTOP)
-        result = manager.step()
-        assert result.ok and result.tries == 2
-    assert "runner 1 is stopped" in capfd.readouterr().err
+class TestFaults(device_suite.Faults):
+    start = staticmethod(start)
+    failing = Failing
+    lost: ClassVar = {
+        name: ("the device fake:0 has failed: ", str(FAILURES[name]())) for name in ("compute", "copy", "memory")
+    }
+    wrong: ClassVar = {"model": "the model is at fault"}
 
 
 class Does:
@@ -398,7 +265,3 @@ def test_devices_of_this_kind_are_not_listed_and_a_built_in_model_has_none():
         accelmgr.Manager(Words(), Vectors(), nprocs=1, device="accelerator", runners={"devices": ["0"]})
     with pytest.raises(accelmgr.ConfigError, match="runners.device is accelerator.*'mlp'.*is for models of Python"):
         accelmgr.Manager("mlp", "synthetic", nprocs=1, device="accelerator")
-
-
-def test_gradients_of_parameters_that_are_not_row_major():
-    check_strides(start)

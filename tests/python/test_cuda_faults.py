@@ -3,12 +3,13 @@ by. The device is the fake of cuda_runners.py."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
+import device_suite
 import pytest
 import torch
 from cuda_runners import ASSERT, ILLEGAL_ADDRESS, AcceleratorError, FakeCuda, Installed, start
-from device_runners import SHAPE, Dropping, Switched, Vectors, Writes, same, wait_until_settled
+from device_runners import SHAPE, Dropping, Switched, Vectors, bits_of, made, same, wait_until_settled
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -58,104 +59,57 @@ class Failing(Dropping):
         raise torch.cuda.OutOfMemoryError(OF_TORCH)
 
 
-def made(folder: Any) -> Failing:
-    torch.manual_seed(4)
-    return Failing(folder)
+class Replaces(Switched):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        loss = super().forward(x, y)
+        self.layers[0].bias = nn.Parameter(torch.zeros(8))
+        return loss
 
 
-def bits_of(manager: accelmgr.Manager) -> list[Any]:
-    """Everything that a step gives."""
-    result = manager.step(timeout=60, accumulate=False)
-    result.raise_for_status()
-    found = [(result.loss, result.scalars["noise"], result.scalars["drawn"])]
-    found += [gradient.clone() for gradient in manager.get_aggregated_gradients()]
-    found += [buffer for _, buffer in sorted(manager.buffers().items())]
-    return [*found, ("tries", result.tries)]
+class Moves(Switched):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        self.layers[0].bias.data = torch.zeros(8)
+        return super().forward(x, y)
 
 
-def trained(folder: Any, disturb: dict[int, str]) -> tuple[list[Any], list[int]]:
-    """Everything that five steps give, bit for bit; and how often each was tried."""
-    model = made(folder)
-    bits: list[Any] = []
-    tries = []
-    with start(model, Vectors(), **SHAPE) as manager:
-        for step in range(5):
-            if step in disturb:
-                model.tell(disturb[step])
-            *found, (_, tried) = bits_of(manager)
-            bits += found
-            tries.append(tried)
-            with torch.no_grad():
-                for parameter in model.parameters():
-                    parameter -= 0.01 * parameter.grad
-    return bits, tries
+class Detached(Switched):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return super().forward(x, y).detach()
 
 
-def test_a_step_that_is_disturbed_is_replayed_bit_for_bit(tmp_path):
-    undisturbed, _ = trained(tmp_path, {})
-    numbers = [each for each in undisturbed if isinstance(each, tuple)]
-    for column in zip(*numbers, strict=True):
-        assert len(set(column)) == 5, "other random numbers in each step"
-    disturbed, tries = trained(tmp_path, {1: "die", 3: "die"})
-    assert tries == [1, 2, 1, 2, 1]
-    assert same(undisturbed, disturbed)
-    broken, tries = trained(tmp_path, {0: "device breaks", 2: "copy fails", 3: "out of memory"})
-    assert tries == [2, 1, 2, 2, 1]
-    assert same(undisturbed, broken)
-
-
-@pytest.mark.parametrize("first", ["cuda", "cpu"])
-def test_a_resumed_run_goes_on_bit_for_bit_and_another_device_may_resume_it(tmp_path, first):
-    second = {"cuda": "cpu", "cpu": "cuda"}[first]
-    with start(made(tmp_path), Vectors(), device=first, checkpoint__directory=str(tmp_path), **SHAPE) as manager:
-        bits_of(manager)
-        manager.save_checkpoint()
-        assert not manager.checkpoints_written(wait=120)[0].error
-        expected = bits_of(manager)
-    again = {"checkpoint": {"directory": str(tmp_path), "resume": "latest"}, **SHAPE}
-    with start(made(tmp_path), Vectors(), device=first, **again) as manager:
-        assert same(bits_of(manager), expected)
-    with start(made(tmp_path), Vectors(), device=second, **again) as manager:
-        noise_of_the_cpu = bits_of(manager)[0][1]
-        assert noise_of_the_cpu == expected[0][1]
-
-
-LOST = {
-    "device breaks": "an illegal memory access was encountered",
-    "copies break": "cudaEventQuery: cudaErrorIllegalAddress",
-    "copy fails": "cudaMemcpyAsync: cudaErrorIllegalAddress",
-    "out of memory": "Tried to allocate 20.00 MiB",
-    "out of memory in backward": "Tried to allocate 20.00 MiB",
-    "plain error": "unspecified launch failure",
-}
-
-
-@pytest.mark.parametrize("fault", LOST)
-def test_a_device_that_fails_is_a_lost_runner_which_is_replaced(tmp_path, capfd, fault):
-    model = made(tmp_path)
-    with start(model, Vectors(), nprocs=1, batch_size_per_device=3) as manager:
-        assert manager.step().ok
-        model.tell(fault)
-        result = manager.step()
-        assert result.ok and result.tries == 2
-        assert manager.step().tries == 1
-    assert LOST[fault] in capfd.readouterr().err
-
-
-@pytest.mark.parametrize("fault", ["kernel asserts", "copies find an assert", "plain assert", "raise"])
-def test_an_error_of_the_model_is_not_tried_again(tmp_path, fault):
-    model = made(tmp_path)
-    with start(model, Vectors(), nprocs=1, batch_size_per_device=3) as manager:
-        assert manager.step().ok
-        model.tell(fault)
-        result = manager.step()
-        assert (result.status, result.error_type) == ("runner_lost", "ModelError")
-        expected = {"copies find an assert": "cudaErrorAssert", "raise": "ArithmeticError: told to raise"}
-        assert expected.get(fault, "device-side assert") in result.error
+class TestFaults(device_suite.Faults):
+    start = staticmethod(start)
+    failing = Failing
+    disturbances: ClassVar = [
+        *device_suite.Faults.disturbances,
+        {0: "device breaks", 2: "copy fails", 3: "out of memory"},
+    ]
+    resumptions: ClassVar = [({"device": "cuda"}, {"device": "cpu"}), ({"device": "cpu"}, {"device": "cuda"})]
+    draws_on_the_cpu = True
+    shape_of_failing: ClassVar = {"batch_size_per_device": 3}  # With a second micro-batch it would find what broke.
+    lost: ClassVar = {
+        "device breaks": ("an illegal memory access was encountered",),
+        "copies break": ("cudaEventQuery: cudaErrorIllegalAddress",),
+        "copy fails": ("cudaMemcpyAsync: cudaErrorIllegalAddress",),
+        "out of memory": ("Tried to allocate 20.00 MiB",),
+        "plain error": ("unspecified launch failure",),
+        "out of memory in backward": ("Tried to allocate 20.00 MiB",),
+    }
+    wrong: ClassVar = {
+        "kernel asserts": "device-side assert",
+        "copies find an assert": "cudaErrorAssert",
+        "plain assert": "device-side assert",
+    }
+    misuses: ClassVar = {
+        **device_suite.Faults.misuses,
+        Replaces: "after the start 'layers.0.bias' of the model was replaced",
+        Moves: "parameter 'layers.0.bias' was replaced",
+        Detached: "the loss does not require a gradient",
+    }
 
 
 def test_a_device_that_always_fails_ends_the_run_with_the_reason(tmp_path):
-    model = made(tmp_path)
+    model = made(Failing, tmp_path)
     with start(model, Vectors(), nprocs=1, runners__max_restarts=1, **SHAPE) as manager:
         model.tell("out of memory")
         assert manager.step().tries == 2
@@ -167,12 +121,12 @@ def test_a_device_that_always_fails_ends_the_run_with_the_reason(tmp_path):
 
 @pytest.mark.timing
 def test_a_device_that_hangs_is_a_timeout_and_then_a_lost_runner(tmp_path, capfd):
-    undisturbed = made(tmp_path)
+    undisturbed = made(Failing, tmp_path)
     with start(undisturbed, Vectors(), nprocs=1, **SHAPE) as manager:
-        expected = [bits_of(manager) for _ in range(2)]
-    model = made(tmp_path)
+        expected = [bits_of(manager)[0] for _ in range(2)]
+    model = made(Failing, tmp_path)
     with start(model, Vectors(), nprocs=1, step_timeout=2.0, abort_grace=30, **SHAPE) as manager:
-        assert same(bits_of(manager), expected[0])
+        assert same(bits_of(manager)[0], expected[0])
         pid = manager.statistics().runners[0].pid
         model.tell("device hangs")
         assert manager.step(accumulate=False).status == "timeout"
@@ -193,7 +147,7 @@ def test_a_machine_without_a_gpu_is_told_at_the_start(tmp_path, monkeypatch):
 
 def test_a_runtime_that_cannot_be_loaded_is_named(tmp_path):
     with pytest.raises(accelmgr.RunnerError, match="is cuda, but CUDA's runtime .*/nowhere/libcudart.so"):
-        start(made(tmp_path), Vectors(), nprocs=1, fake=Installed("/nowhere/libcudart.so"))
+        start(made(Failing, tmp_path), Vectors(), nprocs=1, fake=Installed("/nowhere/libcudart.so"))
 
 
 def test_a_torch_without_cuda_and_a_machine_without_a_driver_are_told_apart(monkeypatch):
@@ -214,40 +168,6 @@ def test_a_torch_without_cuda_and_a_machine_without_a_driver_are_told_apart(monk
 
 def fail(reason: str) -> None:
     raise RuntimeError(reason)
-
-
-class Replaces(Switched):
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        loss = super().forward(x, y)
-        self.layers[0].bias = nn.Parameter(torch.zeros(8))
-        return loss
-
-
-class Moves(Switched):
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        self.layers[0].bias.data = torch.zeros(8)
-        return super().forward(x, y)
-
-
-class Detached(Switched):
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return super().forward(x, y).detach()
-
-
-WRONG = {
-    Writes: r"the model wrote to its parameter 'layers.3.bias'",
-    Replaces: r"after the start 'layers.0.bias' of the model was replaced",
-    Moves: r"parameter 'layers.0.bias' was replaced",
-    Detached: r"the loss does not require a gradient",
-}
-
-
-@pytest.mark.parametrize("model", WRONG, ids=lambda model: model.__name__)
-def test_a_model_that_does_what_it_must_not_is_told(model):
-    with start(model(), Vectors(), nprocs=1) as manager:
-        result = manager.step()
-        assert (result.status, result.error_type) == ("runner_lost", "ModelError")
-        assert WRONG[model] in result.error
 
 
 def test_errors_of_devices_are_told_from_errors_of_models():

@@ -5,18 +5,30 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable
 from typing import Any
 
 import numpy
 import pytest
 import torch
-from cuda_runners import GPU, ILLEGAL_ADDRESS, LIBRARY, FakeCuda, on_the_fake, start
+from cuda_runners import GPU, ILLEGAL_ADDRESS, LIBRARY, FakeCuda, on_the_fake, start, train
 from device_architectures import ARCHITECTURES, check_ten_architectures
-from device_runners import Dropping, Encoder, Images, Normalized, Switched, Vectors, assert_close, same, vectors
+from device_runners import (
+    Dropping,
+    Encoder,
+    Images,
+    Normalized,
+    Switched,
+    Vectors,
+    assert_close,
+    check_buffers,
+    made,
+    same,
+    trained,
+    vectors,
+)
 from oracle import Oracle
-from test_cuda_numbers import Doubles, check_buffers, train
 from torch import nn
+from vectors import Doubles
 
 import accelmgr
 from accelmgr._runner.graphs import WARM_UP, HostState, NotRecordable, Watch
@@ -119,7 +131,7 @@ def test_in_lower_precision_with_a_loss_scale_that_grows(capfd, autocast):
 
 
 def test_buffers_and_what_the_host_does_to_them(capfd):
-    check_buffers(micro_batches=3, steps=8, **GRAPHS)
+    check_buffers(start, micro_batches=3, steps=8, **GRAPHS)
     assert REFUSED not in capfd.readouterr().err
 
 
@@ -142,30 +154,17 @@ def test_modes_and_frozen_parameters_are_recorded_anew(capfd):
     assert REFUSED not in capfd.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "faults", [{5: "die"}, pytest.param({6: "break"}, marks=on_the_fake), {1: "die", 6: "die"}], ids=str
-)
-def test_a_step_that_is_disturbed_is_replayed_bit_for_bit(tmp_path, faults):
-    """Also in a replacement, whose own first steps are no graphs: both draw the same random numbers."""
-    assert same(trained(tmp_path, {}), trained(tmp_path, faults))
-
-
-def obey(model: Dropping) -> Callable[[list[Any]], Any]:
-    def collate(elements: list[Any]) -> Any:  # A runner calls it for each micro-batch.
-        model.obey()
-        if model.told("break"):
-            FakeCuda.current.runtime.fake_cuda_break_after(0, ILLEGAL_ADDRESS)
-        return torch.utils.data.default_collate(elements)
-
-    return collate
-
-
 class Obeys:
+    """A collate_fn, which a runner calls for each micro-batch."""
+
     def __init__(self, model: Dropping) -> None:
         self._model = model
 
     def __call__(self, elements: list[Any]) -> Any:
-        return obey(self._model)(elements)
+        self._model.obey()
+        if self._model.told("break"):
+            FakeCuda.current.runtime.fake_cuda_break_after(0, ILLEGAL_ADDRESS)
+        return torch.utils.data.default_collate(elements)
 
 
 class Quiet(Dropping):
@@ -174,24 +173,16 @@ class Quiet(Dropping):
         return {"loss": (self.layers(x) * y + noise).square().mean(), "noise": noise.sum()}
 
 
-def trained(folder: Any, faults: dict[int, str]) -> list[Any]:
-    torch.manual_seed(4)
-    model = Quiet(folder)
-    bits: list[Any] = []
-    shape = {"batch_size_per_device": 3, "grad_accumulation_steps": 2}
-    with start(model, Vectors(), collate_fn=Obeys(Quiet(folder)), **shape, **GRAPHS) as manager:
-        for step in range(9):
-            if step in faults:
-                model.tell(faults[step])
-            result = manager.step(timeout=60, accumulate=False)
-            result.raise_for_status()
-            assert result.tries == 1 + (step in faults)
-            bits += [result.loss, result.scalars["noise"], *map(torch.clone, manager.get_aggregated_gradients())]
-            bits += [buffer for _, buffer in sorted(manager.buffers().items())]
-            with torch.no_grad():
-                for parameter in model.parameters():
-                    parameter -= 0.01 * parameter.grad
-    return bits
+@pytest.mark.parametrize(
+    "faults", [{5: "die"}, pytest.param({6: "break"}, marks=on_the_fake), {1: "die", 6: "die"}], ids=str
+)
+def test_a_step_that_is_disturbed_is_replayed_bit_for_bit(tmp_path, faults):
+    """Also in a replacement, whose own first steps are no graphs: both draw the same random numbers."""
+    options = {"collate_fn": Obeys(Quiet(tmp_path)), "steps": 9, **GRAPHS}
+    undisturbed, _ = trained(start, made(Quiet, tmp_path), {}, **options)
+    disturbed, results = trained(start, made(Quiet, tmp_path), faults, **options)
+    assert same(undisturbed, disturbed)
+    assert [result.tries for result in results] == [1 + (step in faults) for step in range(9)]
 
 
 class Texts:

@@ -6,81 +6,22 @@ import copy
 import ctypes
 import pathlib
 import re
-from collections.abc import Iterator
 from typing import Any
 
+import device_suite
 import pytest
 import torch
-from cuda_runners import GPU, FakeCuda, install, on_the_fake, start
-from device_runners import (
-    BF16_TOLERANCE,
-    TOLERANCE,
-    Encoder,
-    Images,
-    Normalized,
-    Switched,
-    Vectors,
-    assert_close,
-    check_modes,
-    check_strides,
-    check_ties,
-    distance,
-    vectors,
-)
+from cuda_runners import GPU, FakeCuda, install, on_the_fake, start, train
+from device_runners import TOLERANCE, Encoder, Switched, Vectors, assert_close, check_buffers, distance, vectors
 from oracle import Oracle, assert_equal
 from programs import run
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-
-import accelmgr
-
-
-def follow(model: nn.Module, oracle: Oracle) -> None:
-    with torch.no_grad():
-        for one, other in zip(model.parameters(), oracle.model.parameters(), strict=True):
-            other.copy_(one)
+from vectors import Doubles
 
 
-def train(
-    model: nn.Module, dataset: Any, elements: Any, steps: int = 3, replacements: int = 0, **options: Any
-) -> list[accelmgr.StepResult]:
-    """Trains for some steps, and checks losses and gradients of each."""
-    shape = {
-        key: options.get(key, default)
-        for key, default in (("nprocs", 2), ("batch_size_per_device", 1), ("grad_accumulation_steps", 1))
-    }
-    oracle = Oracle(model, elements, **shape, collate_fn=options.get("collate_fn"))
-    results = []
-    with start(model, dataset, **options) as manager:
-        for step in range(steps):
-            results.append(manager.step(accumulate=step % 2 == 1))
-            results[-1].raise_for_status()
-            if step % 2 == 0:
-                oracle.zero_grad()
-            assert results[-1].loss == pytest.approx(oracle.step(), rel=1e-5)
-            assert_close(manager, oracle)
-            with torch.no_grad():
-                for parameter, gradient in zip(model.parameters(), manager.get_aggregated_gradients(), strict=True):
-                    parameter.sub_(0.01 * gradient.clamp(-1, 1) + 0.001 * parameter)
-            follow(model, oracle)
-        assert manager.statistics().replacements == replacements
-    return results
-
-
-@pytest.mark.parametrize(
-    "shape",
-    [
-        {"nprocs": 2, "batch_size_per_device": 3, "grad_accumulation_steps": 1},
-        {"nprocs": 3, "batch_size_per_device": 2, "grad_accumulation_steps": 3},
-    ],
-    ids=["two", "three_of_three_micro_batches"],
-)
-def test_runners_train_as_one_process_on_the_cpu_does(shape):
-    torch.manual_seed(1)
-    model = Encoder()
-    results = train(model, Vectors(), vectors(4), steps=5, **shape)
-    assert all(result.scalars["twice"] == pytest.approx(2 * result.loss, rel=1e-6) for result in results)
-    assert {str(parameter.device) for parameter in model.parameters()} == {"cpu"}
+class TestNumbers(device_suite.Numbers):
+    start = staticmethod(start)
 
 
 class Watched(Encoder):
@@ -117,35 +58,8 @@ def test_in_double_precision():
         assert_close(manager, oracle, 1e-12)
 
 
-class Doubles:
-    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
-        return ({key: value.double() for key, value in element.items()} for element in vectors(4))
-
-
-def test_ties_views_weak_references_and_hooks_are_the_model_s():
-    check_ties(start)
-
-
-def check_buffers(micro_batches: int, steps: int, **options: Any) -> None:
-    """Those of a model with batch norm. The host changes one before the last two steps."""
-    torch.manual_seed(3)
-    model = Normalized()
-    shape = {"nprocs": 1, "batch_size_per_device": 5, "grad_accumulation_steps": micro_batches}
-    oracle = Oracle(model, (Images()[i] for i in range(1000)), **shape)
-    with start(model, Images(), **shape, **options) as manager:
-        for step in range(steps):
-            if step == steps - 2:
-                for each in (model, oracle.model):
-                    each.layers[1].running_mean.fill_(0.5)
-            assert manager.step(accumulate=False).loss == pytest.approx(oracle.step(), rel=1e-5)
-            theirs = dict(oracle.model.named_buffers())
-            for name, buffer in manager.buffers().items():
-                torch.testing.assert_close(buffer, theirs[name])
-        assert manager.buffers()["steps"] == steps * micro_batches
-
-
 def test_buffers_are_those_of_the_cpu():
-    check_buffers(micro_batches=2, steps=4)
+    check_buffers(start, micro_batches=2, steps=4)
 
 
 class Expanded(nn.Module):
@@ -172,10 +86,6 @@ def test_buffers_of_any_form():
             assert manager.step().loss == pytest.approx(oracle.step(), rel=1e-5)
             assert_close(manager, oracle)
         assert manager.buffers()["hidden"].tolist() == [6, 6]
-
-
-def test_modes_and_frozen_parameters_are_those_of_the_host_s_model():
-    check_modes(start)
 
 
 class Odd(nn.Module):
@@ -441,16 +351,6 @@ def test_gradients_are_rounded_once_where_slabs_are_bfloat16():
                 torch.testing.assert_close(ours, theirs, rtol=2**-8, atol=1e-6)
 
 
-def test_in_bfloat16_gradients_are_as_near_as_its_eight_bits_allow():
-    torch.manual_seed(6)
-    model = Encoder()
-    oracle = Oracle(model, vectors(4), nprocs=2, batch_size_per_device=4)
-    with start(model, Vectors(), batch_size_per_device=4, runners__autocast="bf16") as manager:
-        assert manager.step().loss == pytest.approx(oracle.step(), rel=BF16_TOLERANCE)
-        assert_close(manager, oracle, BF16_TOLERANCE)
-        assert distance(manager.get_aggregated_gradients(), oracle.gradients()) > TOLERANCE
-
-
 def train_in_a_fork() -> None:
     if not GPU:
         install()  # Nothing is unpickled there.
@@ -462,7 +362,3 @@ def test_the_manager_may_be_a_fork():
     # A process of its own: where libraries are looked for is settled when a program starts, and a fork inherits it.
     code, _, err = run("-c", "import test_cuda_numbers; test_cuda_numbers.train_in_a_fork()", cwd=pathlib.Path.cwd())
     assert code == 0, err
-
-
-def test_gradients_of_parameters_that_are_not_row_major():
-    check_strides(start)

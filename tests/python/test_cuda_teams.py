@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from cuda_runners import LIBRARY, FakeCuda, start
+from cuda_runners import LIBRARY, FakeCuda, start, train
 from device_runners import Encoder, Vectors, check_frozen_parameters, vectors
-from test_cuda_numbers import train
 
 NCCL = str(LIBRARY)
 

@@ -6,11 +6,9 @@ import pytest
 import torch
 from device_runners import Encoder, Vectors, assert_close, vectors
 from oracle import Oracle
-from programs import run
+from programs import run_script
 
 from accelmgr.compat.tpu_manager import TPUManager
-
-pytestmark = pytest.mark.usefixtures("forkserver")
 
 
 def test_a_script_for_tpu_manager_has_its_devices(tmp_path):
@@ -47,8 +45,7 @@ except accelmgr.ConfigError as error:
 
 
 def test_a_runtime_that_ran_before_is_named_and_nothing_is_forked(tmp_path):
-    (tmp_path / "program.py").write_text(FORKS)
-    code, out, err = run("program.py", cwd=tmp_path)
+    code, out, err = run_script(FORKS, cwd=tmp_path)
     assert code == 0 and "torch_xla's runtime has run in this process" in out, out + err
 
 
@@ -70,7 +67,6 @@ except Exception as error:
 
 
 def test_a_fork_of_the_host_has_device_runners_unless_the_host_has_called_backward(tmp_path):
-    (tmp_path / "program.py").write_text(FORK)
-    code, out, err = run("program.py", cwd=tmp_path)
+    code, out, err = run_script(FORK, cwd=tmp_path)
     assert code == 0 and out.startswith("True\n"), out + err
     assert "backward() was called already in the process that runner 0 was forked from" in out, out + err
