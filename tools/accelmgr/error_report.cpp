@@ -6,11 +6,13 @@
 #include <cstdint>
 #include <nlohmann/json.hpp>
 
-#include "report_file.hpp"
+#include "launcher/agent/report_file.hpp"
 
 namespace accelmgr::program {
 namespace {
 
+using agent::hanging;
+using agent::utc;
 using nlohmann::ordered_json;
 
 /// Counted from 1.
@@ -76,13 +78,13 @@ std::string error_json(const StepResult& failure, double time_s) {
                       {"time", utc(time_s)},
                       {"causes", ordered_json::array()}};
   for (const auto& cause : failure.causes) report["causes"].push_back(cause_json(cause));
-  return report_text(report);
+  return agent::report_text(report);
 }
 
 void write_error_report(const std::filesystem::path& folder, const StepResult& failure) noexcept {
-  write_report(folder, error_json(failure, seconds_since_1970()));
+  agent::write_report(folder, error_json(failure, agent::seconds_since_1970()));
 }
 
-void remove_error_report(const std::filesystem::path& folder) noexcept { remove_report(folder); }
+void remove_error_report(const std::filesystem::path& folder) noexcept { agent::remove_report(folder); }
 
 }  // namespace accelmgr::program

@@ -1,4 +1,5 @@
-// Reports a failed step: a text for people, and a file (report_file.hpp) beside the log for programs.
+// Reports a failed step: a text for people, and a file (launcher/agent/report_file.hpp) beside the log for
+// programs.
 #pragma once
 
 #include <filesystem>

@@ -7,10 +7,10 @@
 #include <regex>
 
 #include "accelmgr/errors.hpp"
-#include "agent.hpp"
 #include "commands.hpp"
 #include "file_limit.hpp"
-#include "job_environment.hpp"
+#include "launcher/agent/agent.hpp"
+#include "launcher/agent/job_environment.hpp"
 #include "launcher/launch/plan/options.hpp"
 #include "program_path.hpp"
 #include "standard_output.hpp"
@@ -76,15 +76,15 @@ int spawn(const SpawnArguments& arguments, const config::LoadedConfig& loaded) {
     throw ConfigError("PROGRAM is missing: accelmgr spawn [options] -- PROGRAM ARGS");
   }
   check_file_limit(32);
-  Agent agent({.launch = std::move(options),
-               .program = command_of(arguments, node_info.environment),
-               .prefix = !arguments.no_prefix,
-               .log_directory = config.log_directory,
-               .max_restarts = config.max_restarts,
-               .min_nodes = config.min_nodes,
-               .rendezvous_timeout_s = config.rendezvous_timeout,
-               .run_id = arguments.torchrun.run_id},
-              node_info);
+  agent::Agent agent({.launch = std::move(options),
+                      .program = command_of(arguments, node_info.environment),
+                      .prefix = !arguments.no_prefix,
+                      .log_directory = config.log_directory,
+                      .max_restarts = config.max_restarts,
+                      .min_nodes = config.min_nodes,
+                      .rendezvous_timeout_s = config.rendezvous_timeout,
+                      .run_id = arguments.torchrun.run_id},
+                     node_info);
   const auto [exit_code, clean] = agent.run();
   if (!clean) std::_Exit(checked_output(exit_code));
   return exit_code;
@@ -97,7 +97,7 @@ config::LoadedConfig load_in_job(const SpawnArguments& arguments) {
   const auto is_open = [&](const char* key) { return loaded.sources.at(key) == "default"; };
   const bool is_range = loaded.config.launch.min_nodes > 0;  // The number of this node is still to be found.
   if ((!is_open("launch.nnodes") && !is_range) || arguments.torchrun.standalone) return loaded;
-  const auto job = job_of(launch::this_node().environment);
+  const auto job = agent::job_of(launch::this_node().environment);
   if (!job) return loaded;
   const auto set = [&](const char* key, const std::string& value) {
     if (is_open(key) && !value.empty())

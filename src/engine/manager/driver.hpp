@@ -7,9 +7,9 @@
 #include <deque>
 #include <functional>
 
+#include "base/ipc/descriptor_watch.hpp"
 #include "base/refusals.hpp"
 #include "base/unique_fd.hpp"
-#include "engine/manager/descriptor_watch.hpp"
 #include "engine/protocol/messages.hpp"
 #include "engine/session/views.hpp"
 
@@ -53,7 +53,7 @@ class Driver {
   Events events_;
   std::deque<protocol::Notice> notices_;
   base::Refusals refusals_;
-  Watch requests_, process_;
+  ipc::Watch requests_, process_;
 };
 
 }  // namespace accelmgr::manager

@@ -38,10 +38,10 @@
 
 #include "accelmgr/config.hpp"
 #include "base/clock.hpp"
+#include "base/ipc/descriptor_watch.hpp"
 #include "base/ipc/fork_server_client.hpp"
 #include "base/unique_fd.hpp"
 #include "engine/data/reading.hpp"
-#include "engine/manager/descriptor_watch.hpp"
 #include "engine/manager/driver.hpp"
 #include "engine/manager/restart_policy.hpp"
 #include "engine/manager/source_watch.hpp"
@@ -54,6 +54,8 @@
 #include "engine/session/views.hpp"
 
 namespace accelmgr::manager {
+
+using ipc::Watch;
 
 /// How the replicas of the first team are built.
 enum class StartOrder {

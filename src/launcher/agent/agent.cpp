@@ -1,4 +1,4 @@
-#include "agent.hpp"
+#include "launcher/agent/agent.hpp"
 
 #include <fmt/format.h>
 #include <signal.h>
@@ -13,14 +13,13 @@
 #include "base/ipc/network.hpp"
 #include "base/ipc/process.hpp"
 #include "base/log.hpp"
+#include "launcher/agent/report_file.hpp"
 #include "launcher/collective/shm/factory.hpp"
 #include "launcher/distributed/store/tcp_store.hpp"
 #include "launcher/launch/plan/variables.hpp"
 #include "launcher/launch/serial/serial_memory.hpp"
-#include "program_path.hpp"
-#include "report_file.hpp"
 
-namespace accelmgr::program {
+namespace accelmgr::agent {
 namespace {
 
 constexpr double kill_s = 10;          // A process that survives SIGKILL this long is stuck in the kernel.
@@ -386,4 +385,4 @@ void Agent::finish(int exit_code) {
   loop_.stop();
 }
 
-}  // namespace accelmgr::program
+}  // namespace accelmgr::agent

@@ -1,9 +1,9 @@
-#include "failure_summary.hpp"
+#include "launcher/agent/failure_summary.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-namespace accelmgr::program {
+namespace accelmgr::agent {
 namespace {
 
 using testing::AllOf;
@@ -123,4 +123,4 @@ TEST(FailureSummary, WhatIsNoUtf8DoesNotKeepTheReportFromBeingWritten) {
 }
 
 }  // namespace
-}  // namespace accelmgr::program
+}  // namespace accelmgr::agent

@@ -1,4 +1,4 @@
-#include "nodes.hpp"
+#include "launcher/agent/nodes.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,7 +7,7 @@
 #include "accelmgr/errors.hpp"
 #include "message_of.hpp"
 
-namespace accelmgr::program {
+namespace accelmgr::agent {
 namespace {
 
 using test::message_of;
@@ -403,4 +403,4 @@ TEST(OneNode, IsAWorldOfItsOwn) {
 }
 
 }  // namespace
-}  // namespace accelmgr::program
+}  // namespace accelmgr::agent

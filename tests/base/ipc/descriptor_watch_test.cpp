@@ -1,5 +1,5 @@
-// Tests of Watch, through which the supervisor's event loop tells that a descriptor is readable.
-#include "engine/manager/descriptor_watch.hpp"
+// Tests of Watch, through which an event loop tells that a descriptor is readable.
+#include "base/ipc/descriptor_watch.hpp"
 
 #include <gtest/gtest.h>
 #include <sys/eventfd.h>
@@ -9,7 +9,7 @@
 
 #include "base/unique_fd.hpp"
 
-namespace accelmgr::manager {
+namespace accelmgr::ipc {
 namespace {
 
 base::UniqueFd event() { return base::UniqueFd(eventfd(0, EFD_CLOEXEC)); }
@@ -57,4 +57,4 @@ TEST(Watch, IsNotToldOfTheDescriptorOfOneBeforeIt) {
 }
 
 }  // namespace
-}  // namespace accelmgr::manager
+}  // namespace accelmgr::ipc

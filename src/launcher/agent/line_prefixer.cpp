@@ -1,8 +1,8 @@
-#include "line_prefixer.hpp"
+#include "launcher/agent/line_prefixer.hpp"
 
 #include <algorithm>
 
-namespace accelmgr::program {
+namespace accelmgr::agent {
 
 void LinePrefixer::feed(std::string_view bytes, std::string& out) {
   while (!bytes.empty()) {
@@ -26,4 +26,4 @@ void LinePrefixer::finish(std::string& out) {
   begun_.clear();
 }
 
-}  // namespace accelmgr::program
+}  // namespace accelmgr::agent

@@ -1,4 +1,4 @@
-#include "rank_output.hpp"
+#include "launcher/agent/rank_output.hpp"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -10,7 +10,7 @@
 #include "base/log.hpp"
 #include "base/log_tail.hpp"
 
-namespace accelmgr::program {
+namespace accelmgr::agent {
 namespace {
 
 constexpr std::size_t buffer_bytes = 64 * 1024;
@@ -76,4 +76,4 @@ void RankOutput::log(std::string_view bytes) {
   log_.reset();  // A full disk must not make the program fail.
 }
 
-}  // namespace accelmgr::program
+}  // namespace accelmgr::agent

@@ -1,4 +1,4 @@
-#include "local_ranks.hpp"
+#include "launcher/agent/local_ranks.hpp"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -18,7 +18,7 @@
 #include "launcher/launch/plan/child_environment.hpp"
 #include "launcher/launch/plan/variables.hpp"
 
-namespace accelmgr::program {
+namespace accelmgr::agent {
 namespace {
 
 constexpr std::size_t most_pending_bytes = 256 * 1024;  // Beyond it outputs are not read: processes wait.
@@ -58,7 +58,7 @@ LocalRanks::LocalRanks(boost::asio::io_context& loop, launch::Spawner spawner, T
       events_(std::move(events)),
       no_input_(no_input()),
       pump_timer_(loop) {
-  spawner_watch_ = std::make_unique<manager::Watch>(loop_, spawner_.socket(), [this] {
+  spawner_watch_ = std::make_unique<ipc::Watch>(loop_, spawner_.socket(), [this] {
     take_events();
     const auto end = spawner_.fork_server_end();
     if (!end) return true;
@@ -142,7 +142,7 @@ std::string LocalRanks::make_error_file(Rank& rank) {
 void LocalRanks::watch_output(int local_rank, std::size_t output) {
   auto& rank = ranks_[static_cast<std::size_t>(local_rank)];
   rank.watches[output] =
-      std::make_unique<manager::Watch>(loop_, rank.outputs[output]->read_end(), [this, local_rank, output] {
+      std::make_unique<ipc::Watch>(loop_, rank.outputs[output]->read_end(), [this, local_rank, output] {
         auto& of = ranks_[static_cast<std::size_t>(local_rank)];
         const bool more = of.outputs[output]->take(terminal_);
         pump();
@@ -234,4 +234,4 @@ void LocalRanks::stop(base::Deadline deadline) noexcept {
   }
 }
 
-}  // namespace accelmgr::program
+}  // namespace accelmgr::agent

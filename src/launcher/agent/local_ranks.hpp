@@ -11,17 +11,17 @@
 #include <string>
 #include <vector>
 
+#include "base/ipc/descriptor_watch.hpp"
 #include "base/unique_fd.hpp"
-#include "engine/manager/descriptor_watch.hpp"
-#include "failure_summary.hpp"
+#include "launcher/agent/failure_summary.hpp"
+#include "launcher/agent/rank_output.hpp"
+#include "launcher/agent/terminal.hpp"
 #include "launcher/launch/plan/launch_spec.hpp"
 #include "launcher/launch/plan/node_info.hpp"
 #include "launcher/launch/run/ports.hpp"
 #include "launcher/launch/run/spawner.hpp"
-#include "rank_output.hpp"
-#include "terminal.hpp"
 
-namespace accelmgr::program {
+namespace accelmgr::agent {
 
 /// Makes a folder and its parents. Throws ConfigError.
 void make_log_folder(const std::filesystem::path& folder);
@@ -76,7 +76,7 @@ class LocalRanks {
     base::UniqueFd error_file;  ///< A memfd in which the program describes its failure.
     std::filesystem::path folder;
     std::vector<std::unique_ptr<RankOutput>> outputs;
-    std::vector<std::unique_ptr<manager::Watch>> watches;  ///< Of each output; null if paused or ended.
+    std::vector<std::unique_ptr<ipc::Watch>> watches;  ///< Of each output; null if paused or ended.
     std::optional<ipc::Ended> end;
   };
 
@@ -97,9 +97,9 @@ class LocalRanks {
   int node_rank_ = 0;
   base::UniqueFd no_input_;
   std::vector<Rank> ranks_;
-  std::unique_ptr<manager::Watch> spawner_watch_;
+  std::unique_ptr<ipc::Watch> spawner_watch_;
   boost::asio::steady_timer pump_timer_;
   bool pumping_ = false;
 };
 
-}  // namespace accelmgr::program
+}  // namespace accelmgr::agent

@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-namespace accelmgr::program {
+namespace accelmgr::agent {
 
 /// UTC, ISO 8601 with milliseconds.
 std::string utc(double seconds_since_1970);
@@ -30,4 +30,4 @@ bool write_report(const std::filesystem::path& folder, std::string_view text) no
 /// of accelmgr stays. An error is only a warning on standard error.
 void remove_report(const std::filesystem::path& folder) noexcept;
 
-}  // namespace accelmgr::program
+}  // namespace accelmgr::agent

@@ -10,7 +10,7 @@
 #include "base/ipc/wait_ready.hpp"
 #include "base/unique_fd.hpp"
 
-namespace accelmgr::manager {
+namespace accelmgr::ipc {
 
 /// Calls `ready` on the thread of the loop each time the descriptor is readable, until `ready` returns false
 /// or the watch is destroyed. May be destroyed inside `ready`. Watches a duplicate: the caller keeps `fd`.
@@ -36,9 +36,7 @@ class Watch {
     }
     /// Asio may deliver a queued event of a descriptor that was closed meanwhile to the next descriptor. So
     /// the event alone proves nothing.
-    bool readable() {
-      return ipc::wait_ready(descriptor.native_handle(), POLLIN, base::Deadline::at_ns(0)) != 0;
-    }
+    bool readable() { return wait_ready(descriptor.native_handle(), POLLIN, base::Deadline::at_ns(0)) != 0; }
     boost::asio::posix::stream_descriptor descriptor;
     std::function<bool()> ready;
     bool alive = true;
@@ -53,4 +51,4 @@ class Watch {
   std::shared_ptr<State> state_;
 };
 
-}  // namespace accelmgr::manager
+}  // namespace accelmgr::ipc

@@ -1,4 +1,4 @@
-#include "nodes.hpp"
+#include "launcher/agent/nodes.hpp"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -10,9 +10,9 @@
 #include "accelmgr/communicator.hpp"
 #include "accelmgr/errors.hpp"
 #include "base/ipc/wait_ready.hpp"
-#include "report_file.hpp"
+#include "launcher/agent/report_file.hpp"
 
-namespace accelmgr::program {
+namespace accelmgr::agent {
 namespace {
 
 constexpr double read_s = 5;  // For keys that are known to be set.
@@ -384,4 +384,4 @@ void Nodes::leave(base::Deadline deadline) noexcept {
   }
 }
 
-}  // namespace accelmgr::program
+}  // namespace accelmgr::agent

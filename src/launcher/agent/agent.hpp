@@ -25,14 +25,14 @@
 #include <string>
 #include <vector>
 
+#include "launcher/agent/local_ranks.hpp"
+#include "launcher/agent/node_link.hpp"
+#include "launcher/agent/terminal.hpp"
 #include "launcher/launch/plan/launch_spec.hpp"
 #include "launcher/launch/plan/node_info.hpp"
 #include "launcher/launch/run/ports.hpp"
-#include "local_ranks.hpp"
-#include "node_link.hpp"
-#include "terminal.hpp"
 
-namespace accelmgr::program {
+namespace accelmgr::agent {
 
 struct AgentOptions {
   launch::Options launch = {};
@@ -116,4 +116,4 @@ class Agent {
   std::exception_ptr problem_;  ///< The error that run() throws.
 };
 
-}  // namespace accelmgr::program
+}  // namespace accelmgr::agent

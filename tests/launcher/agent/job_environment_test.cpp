@@ -1,5 +1,5 @@
 // Tests of the jobs of SLURM and of MPI in which `accelmgr spawn` finds itself.
-#include "job_environment.hpp"
+#include "launcher/agent/job_environment.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,7 +7,7 @@
 #include "accelmgr/errors.hpp"
 #include "message_of.hpp"
 
-namespace accelmgr::program {
+namespace accelmgr::agent {
 namespace {
 
 using test::message_of;
@@ -101,4 +101,4 @@ TEST(JobOf, SeveralProcessesOnANodeAreRefused) {
 }
 
 }  // namespace
-}  // namespace accelmgr::program
+}  // namespace accelmgr::agent

@@ -1,4 +1,4 @@
-#include "failure_summary.hpp"
+#include "launcher/agent/failure_summary.hpp"
 
 #include <fmt/format.h>
 #include <sys/wait.h>
@@ -7,9 +7,9 @@
 
 #include "base/ipc/process.hpp"
 #include "base/utf8.hpp"
-#include "report_file.hpp"
+#include "launcher/agent/report_file.hpp"
 
-namespace accelmgr::program {
+namespace accelmgr::agent {
 namespace {
 
 using nlohmann::ordered_json;
@@ -152,4 +152,4 @@ std::string summary_json(const FailureSummary& summary) {
   return report_text(report);
 }
 
-}  // namespace accelmgr::program
+}  // namespace accelmgr::agent

@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-namespace accelmgr::program {
+namespace accelmgr::agent {
 
 class LinePrefixer {
  public:
@@ -24,4 +24,4 @@ class LinePrefixer {
   std::string begun_;  ///< The beginning of a line whose end has not come yet.
 };
 
-}  // namespace accelmgr::program
+}  // namespace accelmgr::agent

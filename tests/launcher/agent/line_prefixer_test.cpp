@@ -1,8 +1,8 @@
-#include "line_prefixer.hpp"
+#include "launcher/agent/line_prefixer.hpp"
 
 #include <gtest/gtest.h>
 
-namespace accelmgr::program {
+namespace accelmgr::agent {
 namespace {
 
 std::string prefixed(std::initializer_list<std::string> pieces) {
@@ -45,4 +45,4 @@ TEST(LinePrefixer, ALineThatIsJustFullIsOneLine) {
 }
 
 }  // namespace
-}  // namespace accelmgr::program
+}  // namespace accelmgr::agent

@@ -10,10 +10,10 @@
 #include <string>
 
 #include "base/clock.hpp"
+#include "launcher/agent/nodes.hpp"
 #include "launcher/distributed/store/tcp_store.hpp"
-#include "nodes.hpp"
 
-namespace accelmgr::program {
+namespace accelmgr::agent {
 
 /// Called in the thread of the loop.
 struct NodeEvents {
@@ -53,4 +53,4 @@ class NodeLink {
   std::shared_ptr<Shared> shared_;
 };
 
-}  // namespace accelmgr::program
+}  // namespace accelmgr::agent

@@ -9,7 +9,7 @@
 
 #include "base/clock.hpp"
 
-namespace accelmgr::program {
+namespace accelmgr::agent {
 
 class Terminal {
  public:
@@ -40,4 +40,4 @@ class Terminal {
   int error_ = 0;
 };
 
-}  // namespace accelmgr::program
+}  // namespace accelmgr::agent

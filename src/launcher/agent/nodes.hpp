@@ -29,10 +29,10 @@
 
 #include "accelmgr/errors.hpp"
 #include "base/clock.hpp"
-#include "failure_summary.hpp"
+#include "launcher/agent/failure_summary.hpp"
 #include "launcher/collective/rendezvous/store.hpp"
 
-namespace accelmgr::program {
+namespace accelmgr::agent {
 
 /// How an agent describes itself.
 struct Node {
@@ -162,4 +162,4 @@ class Nodes {
   std::int64_t beat_ns_ = 0;
 };
 
-}  // namespace accelmgr::program
+}  // namespace accelmgr::agent

@@ -1,4 +1,4 @@
-#include "report_file.hpp"
+#include "launcher/agent/report_file.hpp"
 
 #include <fcntl.h>
 #include <fmt/chrono.h>
@@ -21,7 +21,7 @@
 #include "base/unique_fd.hpp"
 #include "base/utf8.hpp"
 
-namespace accelmgr::program {
+namespace accelmgr::agent {
 namespace {
 
 // How every report begins.
@@ -155,4 +155,4 @@ void remove_report(const std::filesystem::path& folder) noexcept {
   }
 }
 
-}  // namespace accelmgr::program
+}  // namespace accelmgr::agent

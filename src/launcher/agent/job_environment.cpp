@@ -1,4 +1,4 @@
-#include "job_environment.hpp"
+#include "launcher/agent/job_environment.hpp"
 
 #include <fmt/format.h>
 
@@ -7,7 +7,7 @@
 #include "accelmgr/errors.hpp"
 #include "base/parse_number.hpp"
 
-namespace accelmgr::program {
+namespace accelmgr::agent {
 namespace {
 
 using Environment = std::map<std::string, std::string>;
@@ -148,4 +148,4 @@ std::optional<Job> job_of(const Environment& environment) {
   return std::nullopt;
 }
 
-}  // namespace accelmgr::program
+}  // namespace accelmgr::agent

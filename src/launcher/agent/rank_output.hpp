@@ -12,10 +12,10 @@
 #include <vector>
 
 #include "base/unique_fd.hpp"
-#include "line_prefixer.hpp"
-#include "terminal.hpp"
+#include "launcher/agent/line_prefixer.hpp"
+#include "launcher/agent/terminal.hpp"
 
-namespace accelmgr::program {
+namespace accelmgr::agent {
 
 class RankOutput {
  public:
@@ -51,4 +51,4 @@ class RankOutput {
   std::atomic<std::uint64_t> tail_written_{0};
 };
 
-}  // namespace accelmgr::program
+}  // namespace accelmgr::agent

@@ -9,7 +9,7 @@
 
 #include "accelmgr/failure.hpp"
 
-namespace accelmgr::program {
+namespace accelmgr::agent {
 
 /// For the agents of the nodes, which exchange failures.
 nlohmann::json to_json(const Failure& failure);
@@ -39,4 +39,4 @@ std::string summary_text(const FailureSummary& summary);
 /// are UTC, ISO 8601 with milliseconds.
 std::string summary_json(const FailureSummary& summary);
 
-}  // namespace accelmgr::program
+}  // namespace accelmgr::agent

@@ -1,4 +1,4 @@
-#include "terminal.hpp"
+#include "launcher/agent/terminal.hpp"
 
 #include <limits.h>
 #include <sys/stat.h>
@@ -11,7 +11,7 @@
 
 #include "base/ipc/wait_ready.hpp"
 
-namespace accelmgr::program {
+namespace accelmgr::agent {
 namespace {
 
 /// How many bytes a descriptor that polls writable takes without blocking. O_NONBLOCK is not used, because it
@@ -60,4 +60,4 @@ void Terminal::flush(base::Deadline deadline) {
     ipc::wait_ready(queue_.front().stream, POLLOUT, deadline);
 }
 
-}  // namespace accelmgr::program
+}  // namespace accelmgr::agent

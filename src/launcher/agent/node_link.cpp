@@ -1,4 +1,4 @@
-#include "node_link.hpp"
+#include "launcher/agent/node_link.hpp"
 
 #include <signal.h>
 
@@ -11,7 +11,7 @@
 #include <thread>
 #include <utility>
 
-namespace accelmgr::program {
+namespace accelmgr::agent {
 namespace {
 
 constexpr std::chrono::milliseconds look_again{200};
@@ -214,4 +214,4 @@ bool NodeLink::close(base::Deadline deadline) {
   return shared_->changed.wait_for(lock, left, [this] { return shared_->ended; });
 }
 
-}  // namespace accelmgr::program
+}  // namespace accelmgr::agent

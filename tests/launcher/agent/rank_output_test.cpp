@@ -1,4 +1,4 @@
-#include "rank_output.hpp"
+#include "launcher/agent/rank_output.hpp"
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -10,11 +10,11 @@
 #include <sstream>
 
 #include "accelmgr/errors.hpp"
+#include "launcher/agent/terminal.hpp"
 #include "message_of.hpp"
 #include "temporary_folder.hpp"
-#include "terminal.hpp"
 
-namespace accelmgr::program {
+namespace accelmgr::agent {
 namespace {
 
 /// Replaces standard output by a pipe for its lifetime.
@@ -124,4 +124,4 @@ TEST(Terminal, AFlushEndsAtItsDeadline) {
 }
 
 }  // namespace
-}  // namespace accelmgr::program
+}  // namespace accelmgr::agent

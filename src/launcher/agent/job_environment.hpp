@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-namespace accelmgr::program {
+namespace accelmgr::agent {
 
 struct Job {
   int nnodes = 1;
@@ -28,4 +28,4 @@ std::optional<Job> job_of(const std::map<std::string, std::string>& environment)
 /// Throws ConfigError for another text.
 std::vector<std::string> nodes_in(std::string_view list);
 
-}  // namespace accelmgr::program
+}  // namespace accelmgr::agent
