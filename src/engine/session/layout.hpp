@@ -7,7 +7,7 @@
 //   |        |         | [24]       |          | [4]       | History | unfrozen,| x2             |      |        | [ranks + 4]| (snapshot) |    (room) | (x2)    |
 //   +--------+---------+------------+----------+-----------+---------+----------+----------------+------+--------+------------+------------+-----------+---------+
 //                                                                    per copy: Counters, updates of each tensor, per rank: generator, buffers; result buffers
-//   slab memfd, one per rank, allocated when the rank is first wanted
+//   slab memfd, one per rank, allocated when the rank is first in the team
 //   +---------------+-----------------------------+
 //   | tag[tensors]  | gradients            (room) |
 //   +---------------+-----------------------------+
@@ -427,7 +427,7 @@ struct RunnerRecord {
   /// its end.
   std::atomic<double> squares;
   alignas(64) std::atomic<Phase> phase;
-  std::atomic<std::uint64_t> heartbeat;  ///< Grows when a phase begins, and with each slice of waiting.
+  std::atomic<std::uint64_t> heartbeat;  ///< Grows when a phase begins, and again and again in a wait.
   std::atomic<std::uint64_t> attempt;    ///< The last attempt that it began.
   std::atomic<std::uint64_t> acknowledged_attempt;  ///< The last attempt whose end it saw: its working state
                                                     ///< is that of the valid copies.

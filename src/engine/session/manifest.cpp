@@ -268,8 +268,8 @@ std::uint64_t Manifest::values_of(const TensorEntry& tensor) const {
          tensor.shared_offset * size_of(tensor.dtype);
 }
 
-void Manifest::set_precision(const Precision& wanted) {
-  precision = wanted;
+void Manifest::set_precision(const Precision& asked) {
+  precision = asked;
   for (auto& t : tensors) {
     const bool rounds = precision.bf16_runners && t.rounds && t.dtype == DType::float32;
     t.runner_dtype = rounds ? DType::bfloat16 : t.dtype;

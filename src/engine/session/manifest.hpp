@@ -101,7 +101,7 @@ struct Manifest {
   /// Where the values of a tensor begin in the parameters.
   std::uint64_t values_of(const TensorEntry& tensor) const;
   /// Sets runner_dtype and types of all tensors.
-  void set_precision(const Precision& wanted);
+  void set_precision(const Precision& asked);
   /// Sets offset, gradient and slab of all tensors. In memory the tensors of a group lie together, in the
   /// order [decay][no_decay][frozen], and in a group the tensors of a dtype. Frozen tensors that can be
   /// trained come before those that cannot. Each begins at a multiple of 64 bytes of its values.

@@ -73,7 +73,7 @@ ParameterUpdate::ParameterUpdate(const View& view, const Manifest& manifest)
 
 ParameterUpdate::Part ParameterUpdate::part_of(int rank, const ChunkRange& slice, int index,
                                                int parts) const noexcept {
-  const auto chunks = session::slice(slice.end - slice.begin, index, parts);
+  const auto chunks = even_range(slice.end - slice.begin, index, parts);
   return {.chunks = {slice.begin + chunks.begin, slice.begin + chunks.end},
           .cursor = session_->record(rank).update_cursors[index].bits,
           .image = session_->undo(rank, index)};

@@ -43,15 +43,15 @@ Reduction::Reduction(const View& view, const Manifest& manifest)
     const auto gap_elements = align_up(t.count, region_alignment / size_of(t.dtype)) - t.count;
     const auto end =
         t.gradient + t.gradient_bytes() + gap_elements * elements_in(t.dtype) * bytes_of(t.types.master);
-    extents_.push_back(
+    ranges_.push_back(
         {.first = t.gradient, .end = end, .tensor = i, .slab = t.slab, .types = t.types, .goes_on = false});
   }
-  std::ranges::sort(extents_, {}, &Extent::first);
-  for (std::size_t i = 1; i < extents_.size(); ++i) {
-    const auto &before = extents_[i - 1], &here = extents_[i];
+  std::ranges::sort(ranges_, {}, &GradientRange::first);
+  for (std::size_t i = 1; i < ranges_.size(); ++i) {
+    const auto &before = ranges_[i - 1], &here = ranges_[i];
     const auto elements = (before.end - before.first) / bytes_of(before.types.master);
-    extents_[i].goes_on = here.types == before.types && here.first == before.end &&
-                          here.slab == before.slab + elements * bytes_of(before.types.slab);
+    ranges_[i].goes_on = here.types == before.types && here.first == before.end &&
+                         here.slab == before.slab + elements * bytes_of(before.types.slab);
   }
 }
 
@@ -67,9 +67,9 @@ class Reduction::Runs {
         slice_(slice),
         begin_(first),
         last_(last),
-        next_(std::upper_bound(reduction.extents_.begin(), reduction.extents_.end(), first,
-                               [](std::uint64_t at, const Extent& e) { return at < e.end; })),
-        end_(reduction.extents_.end()) {}
+        next_(std::upper_bound(reduction.ranges_.begin(), reduction.ranges_.end(), first,
+                               [](std::uint64_t at, const GradientRange& e) { return at < e.end; })),
+        end_(reduction.ranges_.end()) {}
 
   /// The run of a byte.
   /// Requires: `byte` is not less than in the previous call.
@@ -111,7 +111,7 @@ class Reduction::Runs {
   const Slice& slice_;
   std::uint64_t begin_;  ///< Where the next run begins.
   std::uint64_t last_;
-  std::vector<Extent>::const_iterator next_, end_;
+  std::vector<GradientRange>::const_iterator next_, end_;
   Run run_;
 };
 
@@ -123,18 +123,18 @@ void Reduction::for_pieces(Body&& body) const noexcept {
   body(last);
   if (session_->control().unfrozen_bytes.load(std::memory_order_relaxed) == 0) return;
   const auto unfrozen = std::as_const(*session_).unfrozen();
-  const auto frozen = std::ranges::lower_bound(extents_, trained, {}, &Extent::first);
-  for (auto extent = frozen; extent != extents_.end(); ++extent) {
-    if (unfrozen[extent->tensor].load(std::memory_order_relaxed) == 0) continue;
-    last = piece(extent->first, extent->end, last.end_chunk);
+  const auto frozen = std::ranges::lower_bound(ranges_, trained, {}, &GradientRange::first);
+  for (auto range = frozen; range != ranges_.end(); ++range) {
+    if (unfrozen[range->tensor].load(std::memory_order_relaxed) == 0) continue;
+    last = piece(range->first, range->end, last.end_chunk);
     body(last);
   }
 }
 
 Reduction::OfRanks<void> Reduction::slabs_at(std::uint64_t byte, const Run& run) const noexcept {
-  const auto& extent = *run.extent;
+  const auto& range = *run.range;
   const auto offset =
-      extent.slab + (byte - extent.first) / bytes_of(extent.types.master) * bytes_of(extent.types.slab);
+      range.slab + (byte - range.first) / bytes_of(range.types.master) * bytes_of(range.types.slab);
   OfRanks<void> slabs;
   for (int rank = 0; rank < session_->ranks(); ++rank)
     if ((run.present >> rank & 1) != 0) slabs.add(session_->slab(rank) + offset);
@@ -143,7 +143,7 @@ Reduction::OfRanks<void> Reduction::slabs_at(std::uint64_t byte, const Run& run)
 
 void Reduction::reduce_run(std::byte* to, std::uint64_t first, std::uint64_t end, const Run& run,
                            double scale, SumInto into) const noexcept {
-  const auto& types = run.extent->types;
+  const auto& types = run.range->types;
   best_kernels().reduce(to, slabs_at(first, run).span(), (end - first) / bytes_of(types.master), types, into,
                         scale);
 }
@@ -163,15 +163,15 @@ std::vector<std::size_t> Reduction::nonfinite_sums(std::uint64_t attempt) const 
   const auto into = all.accumulates ? SumInto::accumulate : SumInto::overwrite;
   std::vector<std::size_t> tensors;
   alignas(region_alignment) std::byte sums[chunk_bytes];
-  // Whether the sums of an extent are finite. Goes from part to part, and stops at one that is not.
-  const auto finite = [&](const Extent& extent, Runs& runs) {
-    for (auto first = extent.first; first < extent.end;) {
+  // Whether the sums of a range are finite. Goes from part to part, and stops at one that is not.
+  const auto finite = [&](const GradientRange& range, Runs& runs) {
+    for (auto first = range.first; first < range.end;) {
       const auto& run = runs.at(first);
-      const auto end = std::min({extent.end, run.end, first + chunk_bytes});
+      const auto end = std::min({range.end, run.end, first + chunk_bytes});
       const auto bytes = end - first;
       std::memcpy(sums, session_->gradients() + first, bytes);
       reduce_run(sums, first, end, run, all.scale, into);
-      const auto& master = extent.types.master;
+      const auto& master = range.types.master;
       if (!std::isfinite(best_kernels().largest(sums, bytes / bytes_of(master), master))) return false;
       first = end;
     }
@@ -179,9 +179,9 @@ std::vector<std::size_t> Reduction::nonfinite_sums(std::uint64_t attempt) const 
   };
   for_pieces([&](const Piece& piece) {
     Runs runs(*this, all, piece.first, piece.end);
-    auto extent = std::ranges::lower_bound(extents_, piece.first, {}, &Extent::first);
-    for (; extent != extents_.end() && extent->first < piece.end; ++extent)
-      if (!finite(*extent, runs)) tensors.push_back(extent->tensor);
+    auto range = std::ranges::lower_bound(ranges_, piece.first, {}, &GradientRange::first);
+    for (; range != ranges_.end() && range->first < piece.end; ++range)
+      if (!finite(*range, runs)) tensors.push_back(range->tensor);
   });
   std::ranges::sort(tensors);
   return tensors;
@@ -192,10 +192,10 @@ double Reduction::squares_of(const Slice& slice) const noexcept {
   const auto first = slice.chunks.begin * chunk_bytes;
   const auto end = std::min(slice.chunks.end * chunk_bytes, session_->header().bytes.gradients);
   double sum = 0;
-  auto extent = std::ranges::upper_bound(extents_, first, {}, &Extent::end);
-  for (; extent != extents_.end() && extent->first < end; ++extent) {
-    const auto from = std::max(first, extent->first), to = std::min(end, extent->end);
-    const auto type = extent->types.master;
+  auto range = std::ranges::upper_bound(ranges_, first, {}, &GradientRange::end);
+  for (; range != ranges_.end() && range->first < end; ++range) {
+    const auto from = std::max(first, range->first), to = std::min(end, range->end);
+    const auto type = range->types.master;
     sum += best_kernels().squares(session_->gradients() + from, (to - from) / bytes_of(type), type);
   }
   return sum;
@@ -276,7 +276,7 @@ Reduction::Slice Reduction::slice_of(int rank, std::uint64_t attempt) const noex
 
 Reduction::Part Reduction::part_of(const Slice& slice, int index, int parts) const noexcept {
   const auto& [begin, end] = slice.chunks;
-  const auto chunks = session::slice(end - begin, index, parts);
+  const auto chunks = even_range(end - begin, index, parts);
   auto& record = session_->record(slice.rank);
   return {.chunks = {begin + chunks.begin, begin + chunks.end},
           .cursor = index == 0 ? record.cursor : record.more_cursors[index - 1].bits,

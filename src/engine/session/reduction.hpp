@@ -29,21 +29,23 @@
 
 namespace accelmgr::session {
 
-/// The slice of participant `position` of `participants`: the chunks [begin, end).
+/// The chunks [begin, end).
 struct ChunkRange {
   std::uint64_t begin;
   std::uint64_t end;
 };
-inline ChunkRange slice(std::uint64_t chunks, int position, int participants) {
-  const auto p = static_cast<std::uint64_t>(position), n = static_cast<std::uint64_t>(participants);
-  return {chunks * p / n, chunks * (p + 1) / n};
+/// One of `count` ranges of about the same length, which together have all chunks.
+inline ChunkRange even_range(std::uint64_t chunks, int index, int count) {
+  const auto i = static_cast<std::uint64_t>(index), n = static_cast<std::uint64_t>(count);
+  return {chunks * i / n, chunks * (i + 1) / n};
 }
 
 inline int position_of(int rank, RankMask participants) noexcept {
   return __builtin_popcount(participants & ((RankMask{1} << rank) - 1));
 }
+/// The slice of a participant.
 inline ChunkRange slice_of_rank(int rank, RankMask participants, std::uint64_t chunks) noexcept {
-  return slice(chunks, position_of(rank, participants), __builtin_popcount(participants));
+  return even_range(chunks, position_of(rank, participants), __builtin_popcount(participants));
 }
 
 /// A part of a slice has at least this many chunks. The number of parts follows from the slice alone: a
@@ -98,12 +100,12 @@ class Reduction {
     std::byte* undo;
   };
   /// The gradient of a tensor, up to the next one: bytes of the master.
-  struct Extent {
+  struct GradientRange {
     std::uint64_t first, end;
     std::uint64_t tensor;
     std::uint64_t slab;  ///< Where it begins in a slab.
     ElementTypes types;
-    bool goes_on;  ///< In master and slab it lies right behind the previous extent, and has the same types.
+    bool goes_on;  ///< In master and slab it lies right behind the previous range, and has the same types.
   };
   /// Chunks of the master that lie one behind the other: the gradients that are trained from the start, or
   /// that of an unfrozen parameter.
@@ -115,7 +117,7 @@ class Reduction {
   struct Run {
     std::uint64_t end = 0;  ///< In bytes; the run begins where the one before ends.
     RankMask present = 0;
-    const Extent* extent = nullptr;  ///< The first one.
+    const GradientRange* range = nullptr;  ///< The first one.
   };
   /// The runs of a slice, one after the other.
   class Runs;
@@ -147,8 +149,8 @@ class Reduction {
   void publish_counters(const Request& request, std::uint64_t attempt) const noexcept;
   void publish_buffers(const Request& request) const noexcept;
 
-  Session* session_;             ///< Not a view: a process may finish the slice of any rank.
-  std::vector<Extent> extents_;  ///< In order of `first`; without tensors that have no elements.
+  Session* session_;                   ///< Not a view: a process may finish the slice of any rank.
+  std::vector<GradientRange> ranges_;  ///< In order of `first`; without tensors that have no elements.
   std::vector<BufferEntry> buffers_;
 };
 

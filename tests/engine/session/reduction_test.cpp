@@ -290,8 +290,8 @@ TEST(Mean, SlicesCoverEveryChunkOnce) {
     for (int n : {1, 2, 3, 24}) {
       std::uint64_t at = 0;
       for (int p = 0; p < n; ++p) {
-        EXPECT_EQ(slice(chunks, p, n).begin, at);
-        at = slice(chunks, p, n).end;
+        EXPECT_EQ(even_range(chunks, p, n).begin, at);
+        at = even_range(chunks, p, n).end;
       }
       EXPECT_EQ(at, chunks);
     }

@@ -167,8 +167,7 @@ class TeamStep {
   /// What a runner leaves that was killed while it reduced a random chunk of its slice.
   void die_in_the_middle(int rank) {
     const auto chunks = chunks_of(session_, manifest_);
-    const auto part = slice(chunks.size(), __builtin_popcount(participants_ & ((RankMask{1} << rank) - 1)),
-                            __builtin_popcount(participants_));
+    const auto part = slice_of_rank(rank, participants_, chunks.size());
     if (part.begin == part.end) return;
     auto after = sum_;
     for (std::size_t t = 0; t < after.size(); ++t)
