@@ -105,10 +105,10 @@ class Interruption {
 };
 
 /// Runs `call` without the interpreter's lock. If a signal handler of Python raises, the waits of `call` end,
-/// and waiting() throws what the handler raised.
+/// and waiting() throws what the handler raised. `work`: see Interruption.
 template <class Call>
-auto waiting(Call&& call) {
-  Interruption interruption;
+auto waiting(Call&& call, PyObject* work = nullptr) {
+  Interruption interruption(work);
   const auto hook = interruption.hook();
   const auto run = [&] {
     const Unlocked unlocked;

@@ -5,10 +5,13 @@
 
 #include <cstdint>
 #include <ctime>
+#include <functional>
+
+#include "base/interruption.hpp"
 
 namespace accelmgr::program {
 
-/// While it lives, Ctrl-C and SIGTERM end a wait, and not this program.
+/// While it lives, Ctrl-C and SIGTERM end a wait of this thread (base::interrupted()), and not this program.
 class Interruptible {
  public:
   Interruptible() {
@@ -33,6 +36,8 @@ class Interruptible {
  private:
   sigset_t signals_, before_;
   bool interrupted_ = false;
+  std::function<bool()> hook_ = [this] { return interrupted(); };
+  base::InterruptionScope scope_{hook_};
 };
 
 }  // namespace accelmgr::program

@@ -68,8 +68,7 @@ json answer_to(client::ServiceSocket& connection, const std::string& target) {
 int top(const TopArguments& arguments) {
   const auto path = client::socket_path(arguments.socket);
   Interruptible wait;
-  auto connection = client::ServiceSocket::connect(path, base::Deadline::in_seconds(timing::connect_s),
-                                                   [&wait] { return wait.interrupted(); });
+  auto connection = client::ServiceSocket::connect(path, base::Deadline::in_seconds(timing::connect_s));
   TopView view;
   std::string why;
   {

@@ -78,8 +78,7 @@ int trace(const TraceArguments& arguments, bool has_seconds) {
   const auto path = client::socket_path(arguments.socket);
   Interruptible wait;
   TraceFile trace;
-  TraceClient client(client::ServiceSocket::connect(path, base::Deadline::in_seconds(timing::connect_s),
-                                                    [&wait] { return wait.interrupted(); }),
+  TraceClient client(client::ServiceSocket::connect(path, base::Deadline::in_seconds(timing::connect_s)),
                      trace);
   if (has_seconds) client.skip();
   client.fetch();

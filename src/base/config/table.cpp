@@ -271,22 +271,22 @@ std::vector<Option> train_options() {
 std::vector<Option> launch_options() {
   return {
       number(KEY(launch.nprocs), {.min = -1, .max = 4096},
-             "Processes on this host; -1: one for each visible GPU or, without GPUs, for each core."),
-      number(KEY(launch.nnodes), {.min = 1, .max = 65536}, "Number of hosts."),
+             "Processes on this node; -1: one for each visible GPU or, without GPUs, for each core."),
+      number(KEY(launch.nnodes), {.min = 1, .max = 65536}, "Number of nodes."),
       number(KEY(launch.min_nodes), {.min = 0, .max = 65536},
-             "Number of hosts with which a launch goes on; 0: as many as nnodes."),
-      number(KEY(launch.node_rank), {.min = 0, .max = 65535}, "Rank of this host among them, from 0."),
+             "Number of nodes with which a launch goes on; 0: as many as nnodes."),
+      number(KEY(launch.node_rank), {.min = 0, .max = 65535}, "Rank of this node among them, from 0."),
       plain<Text>(
           KEY(launch.rendezvous),
-          "HOST:PORT on the first host, at which all processes meet; empty: 127.0.0.1 and a free port."),
+          "HOST:PORT on the first node, at which all processes meet; empty: 127.0.0.1 and a free port."),
       plain<Text>(
           KEY(launch.backend),
-          "What carries the collectives: auto (chosen by device and hosts), serial, shm, gloo or nccl."),
+          "What carries the collectives: auto (chosen by device and nodes), serial, shm, gloo or nccl."),
       plain<Text>(KEY(launch.interface),
-                  "Network interface at which ranks of several hosts connect, as eth0; empty: that of the "
+                  "Network interface at which ranks of several nodes connect, as eth0; empty: that of the "
                   "host's name, or of the default route."),
       plain<Text>(KEY(launch.gpus), "GPUs by their absolute ids, one for each process: 4,5."),
-      plain<Text>(KEY(launch.workers), "name:ordinal;host:port of every host, joined by |."),
+      plain<Text>(KEY(launch.workers), "name:ordinal;host:port of every node, joined by |."),
       choice(
           KEY(launch.start_method), {start_methods.begin(), start_methods.end()},
           "How processes are started: executed anew (spawn), forked from this one (fork), or forked from one "

@@ -91,13 +91,13 @@ void validate_launch(const LaunchConfig& launch) {
                   "needed; leave launch.min_nodes out",
                   launch.min_nodes, launch.nnodes));
   require(launch.nnodes == 1 || !launch.rendezvous.empty() || !launch.workers.empty(), "launch.rendezvous",
-          fmt::format("launch.nnodes is {}, but launch.rendezvous is empty, and so is launch.workers: hosts "
+          fmt::format("launch.nnodes is {}, but launch.rendezvous is empty, and so is launch.workers: nodes "
                       "need a HOST:PORT at which they meet",
                       launch.nnodes));
   require(
       launch.nnodes == 1 || launch.backend != "shm", "launch.backend",
-      fmt::format("launch.backend is shm, which connects the processes of one host only, but launch.nnodes "
-                  "is {}; gloo connects several hosts",
+      fmt::format("launch.backend is shm, which connects the processes of one node only, but launch.nnodes "
+                  "is {}; gloo connects several nodes",
                   launch.nnodes));
   require(launch.backend != "serial" || (launch.nnodes == 1 && launch.nprocs <= 1), "launch.backend",
           fmt::format("launch.backend is serial, which is for one process only, but launch.nprocs is {} and "

@@ -241,7 +241,7 @@ Handle::Handle(const Config& config, const StartSettings& settings) {
   auto concrete = config;  // With a path in place of `latest`: it is looked up once.
   concrete.checkpoint.resume = state.run.resumed ? state.run.resumed->path : "";
   concrete.parameters.snapshot = false;  // No other host follows this one.
-  state.drive(start_manager(concrete, state.origin, settings.interrupted, [&](protocol::Opening opening) {
+  state.drive(start_manager(concrete, state.origin, [&](protocol::Opening opening) {
     const bool needs_values = opening.needs_values;
     state.take(std::move(opening));
     // No other process works on the session yet.
@@ -260,12 +260,11 @@ Handle::Handle(const std::string& path, const AttachSettings& settings) {
         "Manager::attach() was called without accelmgr::init(); call accelmgr::init(argc, argv) first in "
         "main()");
   const auto socket = socket_path(path);
-  auto link = attach(
-      socket, {.name = settings.name, .patience_s = settings.timeout_s, .interrupted = settings.interrupted},
-      [&](protocol::Opening opening) {
-        state_ = std::make_unique<State>(opening, socket);
-        state_->take(std::move(opening));
-      });
+  auto link = attach(socket, {.name = settings.name, .patience_s = settings.timeout_s},
+                     [&](protocol::Opening opening) {
+                       state_ = std::make_unique<State>(opening, socket);
+                       state_->take(std::move(opening));
+                     });
   state_->drive(std::move(link));
   state_->overwrites = state_->left != LeftGradients::none && !settings.keep_gradients;
   base::set_log_step(session()->counters(session()->word().index).steps + 1);
@@ -316,6 +315,7 @@ StepResult Handle::make_step(const StepOptions& options, StepKind kind, const se
   if (!(timeout_s >= 0))  // Also true for a NaN.
     throw UsageError(
         fmt::format("step(): timeout is {}; it must be a number of seconds, 0 or more", timeout_s));
+  const base::InterruptionScope scope(options.interrupted);
   auto chosen = options;
   chosen.accumulate = options.accumulate && !state_->overwrites;
   const auto steps = state_->steps();
@@ -556,8 +556,7 @@ std::vector<Value> Handle::buffers() const {
   std::vector<Value> out;
   const auto* copy = session()->result_buffers(session()->word().index);
   for (const auto& entry : manifest().buffers)
-    if (entry.of_model)
-      out.push_back({entry.name, entry.dtype, entry.shape, copy + entry.offset});
+    if (entry.of_model) out.push_back({entry.name, entry.dtype, entry.shape, copy + entry.offset});
   return out;
 }
 
@@ -595,8 +594,7 @@ void Handle::resize(int runners) {
         fmt::format("resize({}): the session has room for 1 to {} runners (runners.max_runners, or nprocs)",
                     runners, most));
   const double timeout_s = state_->config.start_timeout;
-  const std::function<bool()> interrupted = base::interrupted;
-  const base::Patience patience(timeout_s, interrupted);
+  const base::Patience patience(timeout_s, base::asks_interrupted);
   auto& link = *state_->link;
   link.send(protocol::Resize{runners});
   if (const auto answer = link.take_resized(patience.deadline()); !answer.refused.empty())

@@ -22,9 +22,8 @@
 
 namespace accelmgr::client {
 
-/// See StartOptions.
+/// See StartOptions. The start asks base::interrupted().
 struct StartSettings {
-  std::function<bool()> interrupted{};
   StartMethod method = StartMethod::spawn;
   std::vector<std::string> command{};
   /// `needs_values`: it is to write the parameters, whose memory is allocated then.
@@ -35,11 +34,10 @@ struct StartSettings {
   std::string continues{};  ///< If not empty, what Handle::continuation() of an earlier manager returned.
 };
 
-/// See AttachOptions.
+/// See AttachOptions. The wait asks base::interrupted().
 struct AttachSettings {
   std::string name{};
   double timeout_s = 10.0;
-  std::function<bool()> interrupted{};
   bool keep_gradients = false;
 };
 
@@ -127,7 +125,8 @@ class Handle {
   /// See Manager::revert_parameters().
   void revert_parameters();
 
-  /// Buffers of the last committed step, without those that are not the model's. Views: the next step overwrites them.
+  /// Buffers of the last committed step, without those that are not the model's. Views: the next step
+  /// overwrites them.
   std::vector<Value> buffers() const;
   /// Replaces some buffers, by any of their names. Throws ModelError when there is no such
   /// buffer or its dtype or shape differs: then no buffer has changed. Throws UsageError during a step.

@@ -74,7 +74,7 @@ Observer::Observer(std::string path, ipc::Child service, session::Session sessio
 Observer Observer::attach(const std::string& service, double timeout_s) {
   const auto path = socket_path(service);
   const auto deadline = base::Deadline::in_seconds(timeout_s);
-  auto socket = ServiceSocket::connect(path, deadline, base::interrupted);
+  auto socket = ServiceSocket::connect(path, deadline);
   const auto answer = socket.ask("GET", "/v1/observe",
                                  fmt::format("Connection: Upgrade\r\nUpgrade: accelmgr-observer\r\n"
                                              "Accelmgr-Build: {:016x}\r\n",

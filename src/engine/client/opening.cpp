@@ -110,10 +110,9 @@ std::optional<protocol::Failed> hear(Link& link, base::Deadline deadline, const 
 }
 
 /// Blocks until the manager has said something. Throws SessionError.
-void wait_for_answer(const Link& link, double start_timeout_s, base::Deadline deadline,
-                     const std::function<bool()>& interrupted) {
+void wait_for_answer(const Link& link, double start_timeout_s, base::Deadline deadline) {
   for (bool hears = false; !hears; hears = link.hears_within(deadline)) {
-    if (interrupted && interrupted()) {
+    if (base::interrupted()) {
       link.kill();
       throw SessionError("the manager was interrupted while it started");
     }
@@ -137,8 +136,7 @@ std::optional<std::string> end_of_dead(Link& link) noexcept {
 }
 
 Link bring_up(Link link, const Config& config, const std::vector<int>& session,
-              const std::function<void()>& free_session, const std::function<bool()>& interrupted,
-              const OnOpening& on_opening) {
+              const std::function<void()>& free_session, const OnOpening& on_opening) {
   std::optional<protocol::Failed> failed;
   try {
     protocol::send_begin(link.socket(), {.configuration = config::to_yaml(config)}, session);
@@ -147,7 +145,7 @@ Link bring_up(Link link, const Config& config, const std::vector<int>& session,
       protocol::send_free(link.socket());
     }
     const auto deadline = base::Deadline::in_seconds(config.start_timeout + timing::manager_stop_s);
-    const auto wait = [&] { wait_for_answer(link, config.start_timeout, deadline, interrupted); };
+    const auto wait = [&] { wait_for_answer(link, config.start_timeout, deadline); };
     failed = hear(link, deadline, wait, on_opening);
     if (!failed) return link;
   } catch (const SessionError& error) {
@@ -203,16 +201,14 @@ bool passes(const ServiceAnswer& answer) {
 
 }  // namespace
 
-Link start_manager(const Config& config, const Origin& origin, const std::function<bool()>& interrupted,
-                   const OnOpening& opening) {
+Link start_manager(const Config& config, const Origin& origin, const OnOpening& opening) {
   return bring_up(
-      execute(origin), config, {}, [] {}, interrupted, opening);
+      execute(origin), config, {}, [] {}, opening);
 }
 
 Link start_manager_again(const Config& config, const Origin& origin, const std::vector<int>& session,
                          const std::function<void()>& free_session) {
-  return bring_up(execute(origin), config, session, free_session, base::interrupted,
-                  [](const protocol::Opening&) {});
+  return bring_up(execute(origin), config, session, free_session, [](const protocol::Opening&) {});
 }
 
 Link attach(const std::string& path, const Attaching& how, const OnOpening& opening) {
@@ -225,7 +221,7 @@ Link attach(const std::string& path, const Attaching& how, const OnOpening& open
   for (;;) {
     // A service that runs answers within a second: what keeps it from admitting this host is in the answer.
     const auto answered = base::Deadline::at_ns(std::max(deadline.ns(), base::now_ns() + answer_ns));
-    auto socket = ServiceSocket::connect(path, answered, how.interrupted);
+    auto socket = ServiceSocket::connect(path, answered);
     auto answer = socket.ask("GET", "/v1/attach", head, "", answered);
     if (answer.status == 101 && !answer.fd)
       throw SessionError(fmt::format(
@@ -240,8 +236,7 @@ Link attach(const std::string& path, const Attaching& how, const OnOpening& open
         protocol::raise(*failed);
       return link;
     }
-    const bool interrupted = how.interrupted && how.interrupted();
-    if (!passes(answer) || deadline.passed() || interrupted)
+    if (!passes(answer) || deadline.passed() || base::interrupted())
       throw SessionError(
           fmt::format("the service at '{}' does not admit this host: {}", path, error_text(answer)));
     // The runners still start, or the host before still ends. The service sends no message when that is done.

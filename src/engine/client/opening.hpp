@@ -30,11 +30,10 @@ class ForkHangs : public SessionError {
 /// returns.
 using OnOpening = std::function<void(protocol::Opening)>;
 
-/// Starts a manager that makes a session, and blocks until its runners are ready. Calls `interrupted` every
-/// 20 ms. Throws the error with which the manager failed; ForkHangs; SessionError when `interrupted` returned
-/// true, the manager died, or did not answer in time.
-Link start_manager(const Config& config, const Origin& origin, const std::function<bool()>& interrupted,
-                   const OnOpening& opening);
+/// Starts a manager that makes a session, and blocks until its runners are ready. Asks
+/// base::interrupted() every 20 ms. Throws the error with which the manager failed; ForkHangs; SessionError
+/// when that returned true, the manager died, or did not answer in time.
+Link start_manager(const Config& config, const Origin& origin, const OnOpening& opening);
 /// Starts a manager that takes over the session of the descriptors `session`. Calls `free_session` before
 /// that manager looks at the session: no process of an earlier manager may work on it when that returns.
 /// Blocks and throws as start_manager().
@@ -44,7 +43,6 @@ Link start_manager_again(const Config& config, const Origin& origin, const std::
 struct Attaching {
   std::string name{};        ///< How the service names this host. Empty: the name of this program.
   double patience_s = 10.0;  ///< How long to wait while the service starts, or another host is ending.
-  std::function<bool()> interrupted{};
 };
 /// Becomes the host that drives the session of the service with the socket at `path`. Blocks for at most
 /// `how.patience_s` and a second. Throws SessionError: there is no service, another host drives the session,

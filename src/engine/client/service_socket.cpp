@@ -18,6 +18,7 @@
 
 #include "accelmgr/errors.hpp"
 #include "base/checked_fields.hpp"
+#include "base/interruption.hpp"
 #include "base/ipc/wait_ready.hpp"
 #include "base/timing.hpp"
 
@@ -74,8 +75,7 @@ std::string text_in(const nlohmann::json& object, const char* field) {
 
 }  // namespace
 
-ServiceSocket ServiceSocket::connect(const std::string& path, base::Deadline deadline,
-                                     std::function<bool()> interrupted) {
+ServiceSocket ServiceSocket::connect(const std::string& path, base::Deadline deadline) {
   const auto address = address_of(path);
   base::UniqueFd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!fd) throw SystemError("socket", errno);
@@ -84,14 +84,14 @@ ServiceSocket ServiceSocket::connect(const std::string& path, base::Deadline dea
     if (error == EINTR) continue;
     if (error != EAGAIN)
       throw SessionError(fmt::format("no service can be reached at '{}': {}", path, std::strerror(error)));
-    if (deadline.passed() || (interrupted && interrupted()))
+    if (deadline.passed() || base::interrupted())
       throw SessionError(fmt::format("the service at '{}' accepts no connection", path));
     const timespec look{.tv_sec = 0,
                         .tv_nsec = timing::look_ns};  // Its queue is full, which no descriptor tells.
     nanosleep(&look, nullptr);
   }
   auto service = peer_of(fd.get(), path);
-  return {path, std::move(fd), std::move(service), std::move(interrupted)};
+  return {path, std::move(fd), std::move(service)};
 }
 
 // A child of the service's user code may hold the connection open after the service's end.
@@ -108,7 +108,7 @@ ServiceSocket::Waited ServiceSocket::wait(short events, base::Deadline deadline)
                  : Waited::ready;
     }
     if (deadline.passed()) return Waited::deadline;
-    if (interrupted_ && interrupted_())
+    if (base::interrupted())
       throw SessionError(fmt::format("interrupted before the service at '{}' answered", path_));
   }
 }

@@ -22,10 +22,9 @@ struct ServiceAnswer {
 class ServiceSocket {
  public:
   /// Throws SessionError: the path is too long, nothing listens there, or the deadline has passed.
-  /// While it waits for an answer it asks `interrupted` every timing::look_ns, and throws SessionError when
-  /// that returns true. May be empty.
-  static ServiceSocket connect(const std::string& path, base::Deadline deadline,
-                               std::function<bool()> interrupted = {});
+  /// This and the waits for an answer ask base::interrupted() every timing::look_ns, and throw SessionError
+  /// when that returns true.
+  static ServiceSocket connect(const std::string& path, base::Deadline deadline);
 
   /// Sends a request, and blocks for its answer. `head` has further lines of the header, each with its CRLF.
   /// Throws SessionError when there is no answer before the deadline, or one that is no HTTP.
@@ -43,11 +42,8 @@ class ServiceSocket {
   ipc::Child take_service() noexcept { return std::move(service_); }
 
  private:
-  ServiceSocket(std::string path, base::UniqueFd fd, ipc::Child service, std::function<bool()> interrupted)
-      : path_(std::move(path)),
-        fd_(std::move(fd)),
-        service_(std::move(service)),
-        interrupted_(std::move(interrupted)) {}
+  ServiceSocket(std::string path, base::UniqueFd fd, ipc::Child service)
+      : path_(std::move(path)), fd_(std::move(fd)), service_(std::move(service)) {}
   /// What ends a wait for the socket.
   enum class Waited { ready, service_ended, deadline };
   Waited wait(short events, base::Deadline deadline) const;
@@ -62,7 +58,6 @@ class ServiceSocket {
   std::string path_;
   base::UniqueFd fd_;
   ipc::Child service_;
-  std::function<bool()> interrupted_;
 };
 
 /// The text of an error that a service answers with: its message, and its hint.

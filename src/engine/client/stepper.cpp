@@ -60,7 +60,7 @@ StepResult Stepper::step(const StepOptions& chosen, double timeout_s, StepKind k
     const auto added = options.accumulate ? number - 1 - before : 0;
     if (double(added + 1) >= update->divisor) asked_update_ = *update;
   }
-  const base::Patience patience(timeout_s, options.interrupted);
+  const base::Patience patience(timeout_s, base::asks_interrupted);
   auto& version = view_.control().parameter_version;
   if (version.load() % 2 != 0)
     throw UsageError("step() was called while parameters are being written; end manager.writing() first");
@@ -153,8 +153,7 @@ void Stepper::refuse_without_weight(StepResult& result) const {
 }
 
 Outcome Stepper::call(int rank, double timeout_s) {
-  const std::function<bool()> interrupted = base::interrupted;
-  const base::Patience patience(timeout_s, interrupted);
+  const base::Patience patience(timeout_s, base::asks_interrupted);
   auto outcome = assemble(patience);
   if (outcome.status == StepStatus::ok && (assembly_.participants() >> rank & 1) == 0)
     throw UsageError(fmt::format("call(): the team has no rank {}", rank));

@@ -17,6 +17,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/interruption.hpp"
 #include "base/timing.hpp"
 #include "engine/client/handle.hpp"
 #include "engine/client/pending_steps.hpp"
@@ -222,8 +223,7 @@ struct Manager::State {
 };
 
 Manager::State::State(const Config& config, const StartOptions& options)
-    : handle(config, {.interrupted = options.interrupted,
-                      .method = options.method,
+    : handle(config, {.method = options.method,
                       .command = options.command,
                       .prepared =
                           [&](const auto& session, const auto& host, const auto& manifest, bool) {
@@ -233,10 +233,9 @@ Manager::State::State(const Config& config, const StartOptions& options)
                       .lock_checkpoints = options.lock_checkpoints}) {}
 
 Manager::State::State(const std::string& path, const AttachOptions& options)
-    : handle(path, {.name = options.name,
-                    .timeout_s = options.timeout_s,
-                    .interrupted = options.interrupted,
-                    .keep_gradients = options.keep_gradients}) {
+    : handle(
+          path,
+          {.name = options.name, .timeout_s = options.timeout_s, .keep_gradients = options.keep_gradients}) {
   views.emplace(handle.session(), handle.view(), handle.manifest());
 }
 
@@ -273,11 +272,13 @@ Manager::~Manager() = default;
 
 Manager Manager::start(const Config& config, const StartOptions& options) {
   tensor::check_torch_version();
+  const base::InterruptionScope scope(options.interrupted);
   return Manager(std::make_unique<State>(config, options));
 }
 
 Manager Manager::attach(const std::string& service, const AttachOptions& options) {
   tensor::check_torch_version();
+  const base::InterruptionScope scope(options.interrupted);
   return Manager(std::make_unique<State>(service, options));
 }
 

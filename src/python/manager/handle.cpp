@@ -48,7 +48,6 @@ void Handle::start(const std::string& start_method, const nb::typed<nb::callable
                    const std::vector<std::string>& command, const std::string& continues) {
   const auto method = launch::options_from({{"start_method", start_method}}).start_method;
   note_context();
-  Interruption interruption(work_.ptr());
   const auto take = [&](const std::shared_ptr<const session::Session>& session, const session::HostView& view,
                         const session::Manifest& manifest, bool needs_values) {
     session_ = session;
@@ -57,36 +56,23 @@ void Handle::start(const std::string& start_method, const nb::typed<nb::callable
     const Locked lock;
     prepared(needs_values);
   };
-  try {
-    const Unlocked unlocked;
-    handle_.emplace(loaded_.config, client::StartSettings{.interrupted = interruption.hook(),
-                                                          .method = method,
-                                                          .command = command,
-                                                          .prepared = take,
-                                                          .continues = continues});
-  } catch (...) {
-    interruption.rethrow();
-    throw;
-  }
-  interruption.rethrow();
+  waiting(
+      [&] {
+        handle_.emplace(loaded_.config,
+                        client::StartSettings{
+                            .method = method, .command = command, .prepared = take, .continues = continues});
+      },
+      work_.ptr());
   loaded_.config.nprocs = handle_->config().nprocs;
   loaded_.config.runners = handle_->config().runners;  // With the devices that the manager has chosen.
 }
 
 void Handle::attach(const std::string& path, const std::string& name, double timeout_s, bool keep_gradients) {
   if (handle_) throw UsageError("attach() was called on a manager that was already started");
-  Interruption interruption;
-  try {
-    const Unlocked unlocked;
-    handle_.emplace(path, client::AttachSettings{.name = name,
-                                                 .timeout_s = timeout_s,
-                                                 .interrupted = interruption.hook(),
-                                                 .keep_gradients = keep_gradients});
-  } catch (...) {
-    interruption.rethrow();
-    throw;
-  }
-  interruption.rethrow();
+  waiting([&] {
+    handle_.emplace(
+        path, client::AttachSettings{.name = name, .timeout_s = timeout_s, .keep_gradients = keep_gradients});
+  });
   session_ = handle_->session();
   view_.emplace(handle_->view());
   manifest_ = handle_->manifest();

@@ -5,6 +5,7 @@
 
 #include <regex>
 
+#include "base/interruption.hpp"
 #include "role_process.hpp"
 #include "staged_run.hpp"
 #include "support.hpp"
@@ -103,13 +104,15 @@ TEST(BadInput, ASessionBeyondTheLimitIsRefusedWithBothNumbers) {
     needed = std::to_string(run.manager().statistics().session_bytes);
   }
   config.memory.limit_bytes = 1'234'567;
-  const auto when_it_has_ended = [] {
+  const std::function<bool()> when_it_has_ended = [] {
     siginfo_t ended{};
     EXPECT_EQ(waitid(P_ALL, 0, &ended, WEXITED | WNOWAIT), 0);
     return false;
   };
-  const auto what =
-      message_of<SessionError>([&] { client::Handle(config, {.interrupted = when_it_has_ended}); });
+  const auto what = message_of<SessionError>([&] {
+    const base::InterruptionScope scope(when_it_has_ended);
+    client::Handle(config, {});
+  });
   expect_contains(what, {needed + " bytes", "memory.limit_bytes", "1234567"});
   EXPECT_EQ(what.find("manager process"), std::string::npos) << what;
   expect_nothing_left();

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include "base/interruption.hpp"
 #include "staged_run.hpp"
 #include "support.hpp"
 
@@ -101,8 +102,11 @@ TEST(Status, AStepThatWaitsForTheDataSourceSaysSoWhenItsTimeIsOver) {
 
 TEST(Status, AStartThatIsInterruptedLeavesNothing) {
   Stage stage;
-  const auto what = message_of<SessionError>(
-      [&] { client::Handle(staged_config(stage), {.interrupted = [] { return true; }}); });
+  const auto what = message_of<SessionError>([&] {
+    const std::function<bool()> interrupted = [] { return true; };
+    const base::InterruptionScope scope(interrupted);
+    client::Handle(staged_config(stage), {});
+  });
   EXPECT_NE(what.find("interrupted while it started"), std::string::npos) << what;
   expect_nothing_left();
 }

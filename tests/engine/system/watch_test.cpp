@@ -14,6 +14,7 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
+#include "base/interruption.hpp"
 #include "service_run.hpp"
 
 namespace accelmgr::test {
@@ -61,9 +62,9 @@ class Subscriber {
   void read(const std::string& path, const std::string& target, const std::string& head) {
     std::string text;
     try {
-      client::ServiceSocket::connect(path, soon(), [this] {
-        return leaves_.load();
-      }).follow(target, head, soon(), [&](std::string_view part) {
+      const std::function<bool()> leaves = [this] { return leaves_.load(); };
+      const base::InterruptionScope scope(leaves);
+      client::ServiceSocket::connect(path, soon()).follow(target, head, soon(), [&](std::string_view part) {
         text += part;
         for (auto end = text.find("\n\n"); end != std::string::npos; end = text.find("\n\n")) {
           take(text.substr(0, end));
@@ -268,9 +269,11 @@ TEST(Watch, AClientThatLeavesDuringAStepDisturbsNothing) {
   stage.tell(1, Act::block);
   std::atomic<bool> leaves = false;
   std::jthread client([&] {
-    EXPECT_THROW(client::ServiceSocket::connect(service.socket(), soon(), [&] { return leaves.load(); })
-                     .ask("POST", "/v1/step", "", "", soon()),
-                 SessionError);
+    const std::function<bool()> asked = [&] { return leaves.load(); };
+    const base::InterruptionScope scope(asked);
+    EXPECT_THROW(
+        client::ServiceSocket::connect(service.socket(), soon()).ask("POST", "/v1/step", "", "", soon()),
+        SessionError);
   });
   stage.wait_until_blocked(1);
   leaves = true;
