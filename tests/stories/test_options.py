@@ -46,8 +46,8 @@ WRONG = {
     "a mistyped command": ("accelmgr trian -c small.yaml", "unknown command 'trian'; did you mean 'train'?"),
     "a command like none": (
         "accelmgr frobnicate",
-        ("unknown command 'frobnicate'; the commands are train, spawn, serve, status, list, step, events, "
-         "checkpoint, resize, restart, stop, trace, top"),
+        ("unknown command 'frobnicate'; the commands are train, spawn, serve, status, list, step, pending, cancel, "
+         "events, checkpoint, resize, restart, stop, trace, top"),
     ),
     "a mistyped command of config": ("accelmgr config shwo", "unknown command 'shwo'; did you mean 'show'?"),
     "no command of config": ("accelmgr config", "a command is missing: show, check, reference"),

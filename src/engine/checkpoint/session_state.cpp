@@ -77,8 +77,7 @@ std::vector<TensorBytes> buffers_of_rank(const session::Session& session, const 
   std::vector<TensorBytes> out;
   const auto* copy = session.buffers(session.word().index, rank);
   for (const auto& buffer : manifest.buffers)
-    if (buffer.of_model)
-      out.push_back(tensor(rank_prefix(rank), buffer, copy, /*aliases=*/false));
+    if (buffer.of_model) out.push_back(tensor(rank_prefix(rank), buffer, copy, /*aliases=*/false));
   return out;
 }
 
