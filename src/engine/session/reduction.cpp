@@ -82,7 +82,8 @@ class Reduction::Runs {
   void go_on() noexcept {
     run_ = part(begin_);
     while (run_.end == next_->end) {
-      if (++next_ == end_ || next_->first >= last_ || !next_->goes_on) break;
+      ++next_;
+      if (next_ == end_ || next_->first >= last_ || !next_->goes_on) break;
       const auto following = part(run_.end);
       if (following.present != run_.present) break;
       run_.end = following.end;
