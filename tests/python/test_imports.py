@@ -90,6 +90,7 @@ ROOMS = {
     "_updates": {"_memory", "_serialization"},
     "_host": SHARED,
     "_runner": SHARED,
+    "_common": {"_host"},  # A former name, which scripts of users import.
 }
 
 
@@ -118,6 +119,13 @@ def test_each_room_imports_those_below_it_and_host_and_runners_not_each_other() 
         "accelmgr._host.binding > accelmgr._runner.replica",
         "accelmgr._memory.tensors > accelmgr._data.reading",
     ]
+
+
+def test_scripts_find_states_under_their_former_name() -> None:
+    from accelmgr._common import checkpoint_state
+    from accelmgr._host.checkpoint_state import collected, restored
+
+    assert (checkpoint_state.collected, checkpoint_state.restored) == (collected, restored)
 
 
 def test_each_file_of_a_room_says_which_processes_run_it() -> None:

@@ -377,10 +377,10 @@ class Replica:
 
     def _follow(self) -> Change:
         """Makes the changes that the host has made to the model since the last micro-batch."""
-        present = (self._published, self._modes)
+        present = bytes(self._published), bytes(self._modes)
         if present == self._followed:
             return Change.NOTHING
-        (place, modes), (former, before) = map(bytes, present), self._followed
+        (place, modes), (former, before) = present, self._followed
         made = Change.NOTHING
         if self._changes is not None and place != former:
             made = self._changes.make(place, self._buffers.held())
@@ -391,7 +391,7 @@ class Replica:
                 self._gradients.hook()
         if made is Change.TENSORS:
             self._outside.changed()
-        self._followed = (place, modes)
+        self._followed = present
         return made
 
     def _loss(self, inputs: Any, divisor: float | torch.Tensor) -> Numbers:
