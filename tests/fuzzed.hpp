@@ -4,6 +4,7 @@
 
 #include <fcntl.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <array>
@@ -135,13 +136,15 @@ class Fuzzed {
   std::mt19937_64 random_;
 };
 
-/// Opens up to `most` descriptors of files that are not accelmgr's shared memory. All are valid, because the
-/// kernel refuses to send a number that is not a descriptor.
+/// Opens up to `most` descriptors: of files that are not accelmgr's shared memory, and pidfds of this process.
+/// All are valid, because the kernel refuses to send a number that is not a descriptor.
 inline std::vector<base::UniqueFd> some_descriptors(Fuzzed& fuzzed, std::size_t most) {
   std::vector<base::UniqueFd> fds;
   for (auto count = fuzzed.below(most + 1); count > 0; --count) {
     constexpr const char* paths[] = {"/dev/null", "/dev/zero", "/proc/self/exe", "/"};
-    fds.emplace_back(open(paths[fuzzed.below(std::size(paths))], O_RDONLY | O_CLOEXEC));
+    const auto kind = fuzzed.below(std::size(paths) + 1);
+    fds.emplace_back(kind < std::size(paths) ? open(paths[kind], O_RDONLY | O_CLOEXEC)
+                                             : static_cast<int>(syscall(SYS_pidfd_open, getpid(), 0)));
   }
   return fds;
 }

@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <string>
@@ -90,6 +91,12 @@ ForkServerClient ForkServerClient::start_beside_threads(const ChildMain& child_m
   });
 }
 
+ForkServerClient::ForkServerClient(base::UniqueFd socket, Child process)
+    : socket_(std::move(socket)), process_(std::move(process)) {
+  ready_.add(socket_.get());
+  ready_.add(process_.pidfd.get());
+}
+
 ForkServerClient::~ForkServerClient() { stop(base::Deadline::in_seconds(timing::fork_server_end_s)); }
 
 void ForkServerClient::spawn(int rank, std::uint32_t generation, std::span<const int> fds) {
@@ -105,6 +112,8 @@ void ForkServerClient::signal(int number) {
 std::optional<int> ForkServerClient::server_exit(base::Deadline deadline) noexcept {
   if (!server_exit_ && wait_ended(process_.pidfd.get(), deadline)) {
     server_exit_ = take_exit_status(process_.pidfd.get()).value_or(unknown_exit);
+    ready_.remove(process_.pidfd.get());
+    ready_.remove(socket_.get());
     kill_children();
   }
   return server_exit_;
@@ -119,7 +128,7 @@ std::optional<Event> ForkServerClient::next(base::Deadline deadline) {
   for (;;) {
     if (auto event = take(base::now_ns())) return event;
     if (!socket_ || deadline.passed() || (server_exit_ && children_.empty())) return std::nullopt;
-    wait(deadline);
+    wait_ready(descriptor(), POLLIN, deadline);
   }
 }
 
@@ -128,7 +137,9 @@ std::optional<Event> ForkServerClient::take(std::int64_t now_ns) {
   const bool is_last_look = server_exit().has_value();  // No report follows those that are here now.
   if (auto event = take_report()) return event;
   if (!is_last_look) end_server_without_socket(now_ns);
-  return take_unreported(now_ns);
+  if (auto event = take_unreported(now_ns)) return event;
+  wake_for_what_is_overdue(now_ns);
+  return std::nullopt;
 }
 
 std::optional<Event> ForkServerClient::take_report() {
@@ -153,16 +164,17 @@ std::optional<Event> ForkServerClient::event_of(Message& message) {
                     report.wait_status, report.error,      report.time_ns};
   if (report.kind == Report::Kind::ended) {
     if (report.pid != child.pid) return std::nullopt;
-    children_.erase(found);
+    forget(found);
     return ended;
   }
   if (child.pid != 0) throw SessionError(fmt::format("the fork server: rank {} has a child", report.rank));
   try {
     if (!message.missing.empty()) throw SystemError("receiving the pidfd of a child", EMFILE);
     child = {report.pid, base::duplicate(message.fds[0].get())};
+    ready_.add(child.pidfd.get());
   } catch (const SystemError& error) {
     kill(-report.pid, SIGKILL);  // Without its pidfd this process would not see its end.
-    children_.erase(found);
+    forget(found);
     return Ended{report.rank,  report.generation, 0, W_EXITCODE(exit_not_forked, 0),
                  error.code(), report.time_ns};
   }
@@ -171,15 +183,23 @@ std::optional<Event> ForkServerClient::event_of(Message& message) {
 
 /// A fork server that has closed its socket is ending. One that does not end hangs, and is killed.
 void ForkServerClient::end_server_without_socket(std::int64_t now_ns) noexcept {
-  if (!is_closed(socket_.get())) return;
-  if (closed_ns_ == 0) closed_ns_ = now_ns;
-  if (now_ns - closed_ns_ >= ns(timing::fork_server_kill_s)) send_signal(process_.pidfd.get(), SIGKILL);
+  if (killed_ || !is_closed(socket_.get())) return;
+  if (closed_ns_ == 0) {
+    closed_ns_ = now_ns;
+    ready_.remove(socket_.get());
+  }
+  if (now_ns - closed_ns_ < ns(timing::fork_server_kill_s)) return;
+  killed_ = true;
+  send_signal(process_.pidfd.get(), SIGKILL);
 }
 
 std::optional<Event> ForkServerClient::take_unreported(std::int64_t now_ns) {
   for (auto& [rank, child] : children_) {
     const bool has_process = child.process.pidfd.get() >= 0;
-    if (has_process && child.ended_ns == 0 && has_ended(child.process.pidfd.get())) child.ended_ns = now_ns;
+    if (has_process && child.ended_ns == 0 && has_ended(child.process.pidfd.get())) {
+      child.ended_ns = now_ns;
+      ready_.remove(child.process.pidfd.get());
+    }
     const bool is_over = server_exit_
                              ? !has_process || child.ended_ns != 0
                              : child.ended_ns != 0 && now_ns - child.ended_ns >= ns(timing::end_report_s);
@@ -191,30 +211,25 @@ std::optional<Event> ForkServerClient::take_unreported(std::int64_t now_ns) {
                       .error = 0,
                       .time_ns = base::real_time_ns(),
                       .with_server = server_exit_.has_value()};
-    children_.erase(rank);
+    forget(children_.find(rank));
     return ended;
   }
   return std::nullopt;
 }
 
-/// Blocks until take() may have something new.
-void ForkServerClient::wait(base::Deadline deadline) const {
-  std::vector<pollfd> watched;
-  const auto watch = [&](int fd) { watched.push_back({.fd = fd, .events = POLLIN, .revents = 0}); };
-  if (!server_exit_) {
-    watch(process_.pidfd.get());
-    if (closed_ns_ == 0)
-      watch(socket_.get());
-    else
-      deadline = earlier(deadline, base::Deadline::at_ns(closed_ns_ + ns(timing::fork_server_kill_s)));
-  }
-  for (const auto& [rank, child] : children_) {
-    if (child.ended_ns == 0)
-      watch(child.process.pidfd.get());
-    else
-      deadline = earlier(deadline, base::Deadline::at_ns(child.ended_ns + ns(timing::end_report_s)));
-  }
-  wait_any(watched, deadline);
+/// take() has nothing at `now_ns`, but has later, or kills the fork server, though no descriptor says so.
+void ForkServerClient::wake_for_what_is_overdue(std::int64_t now_ns) noexcept {
+  std::int64_t next_ns = 0;
+  const auto wake_at = [&](std::int64_t at_ns) { next_ns = next_ns == 0 ? at_ns : std::min(next_ns, at_ns); };
+  if (closed_ns_ != 0 && !killed_) wake_at(closed_ns_ + ns(timing::fork_server_kill_s));
+  for (const auto& [rank, child] : children_)
+    if (child.ended_ns != 0) wake_at(child.ended_ns + ns(timing::end_report_s));
+  ready_.wake_in(next_ns == 0 ? 0 : std::max<std::int64_t>(next_ns - now_ns, 1));
+}
+
+void ForkServerClient::forget(std::map<int, Asked>::iterator child) noexcept {
+  ready_.remove(child->second.process.pidfd.get());
+  children_.erase(child);
 }
 
 void ForkServerClient::stop(base::Deadline deadline) noexcept {
@@ -222,6 +237,7 @@ void ForkServerClient::stop(base::Deadline deadline) noexcept {
   if (getpid() != owner_) {
     socket_.reset();
     process_.pidfd.reset();
+    ready_.close();
     children_.clear();
     return;
   }
@@ -244,6 +260,7 @@ void ForkServerClient::stop(base::Deadline deadline) noexcept {
     if (child.process.pidfd) wait_ended(child.process.pidfd.get(), children_end);
   children_.clear();
   process_.pidfd.reset();
+  ready_.close();
 }
 
 }  // namespace accelmgr::ipc

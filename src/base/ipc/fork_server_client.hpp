@@ -22,6 +22,7 @@
 #include "base/clock.hpp"
 #include "base/ipc/fork_server.hpp"
 #include "base/ipc/process.hpp"
+#include "base/ipc/ready_set.hpp"
 #include "base/ipc/socket.hpp"
 #include "base/refusals.hpp"
 #include "base/unique_fd.hpp"
@@ -64,8 +65,8 @@ class ForkServerClient {
   static ForkServerClient start_beside_threads(const ChildMain& child_main, ForkServerOptions options);
 
   /// The client of an existing process that calls run_fork_server() with the other end of `socket`.
-  ForkServerClient(base::UniqueFd socket, Child process)
-      : socket_(std::move(socket)), process_(std::move(process)) {}
+  /// Throws SystemError.
+  ForkServerClient(base::UniqueFd socket, Child process);
   ForkServerClient(ForkServerClient&&) noexcept = default;
   ForkServerClient& operator=(ForkServerClient&&) = delete;
   /// Calls stop() with a deadline of one second.
@@ -94,7 +95,9 @@ class ForkServerClient {
   /// nullopt if it has not ended by the deadline.
   std::optional<int> server_exit(base::Deadline deadline = base::Deadline::at_ns(0)) noexcept;
 
-  /// Readable when there is a report, or the fork server is gone.
+  /// Readable when take() may have something new: a loop watches it and then takes all events.
+  int descriptor() const noexcept { return ready_.descriptor(); }
+  /// The connection to the fork server.
   int socket() const noexcept { return socket_.get(); }
   pid_t pid() const noexcept { return process_.pid; }
   int pidfd() const noexcept { return process_.pidfd.get(); }
@@ -115,7 +118,8 @@ class ForkServerClient {
   std::optional<Event> event_of(Message& message);
   std::optional<Event> take_unreported(std::int64_t now_ns);
   void end_server_without_socket(std::int64_t now_ns) noexcept;
-  void wait(base::Deadline deadline) const;
+  void wake_for_what_is_overdue(std::int64_t now_ns) noexcept;
+  void forget(std::map<int, Asked>::iterator child) noexcept;
   void kill_children() noexcept;
 
   base::UniqueFd socket_;
@@ -124,6 +128,8 @@ class ForkServerClient {
   std::set<int> asked_for_;        ///< Ranks, also those whose child has ended: late reports name them.
   std::map<int, Asked> children_;  ///< Children whose end has not been taken, by rank.
   std::int64_t closed_ns_ = 0;     ///< When the fork server was first seen to have closed its socket.
+  bool killed_ = false;            ///< Because it hung after that.
+  ReadySet ready_;
   std::optional<int> server_exit_;
   base::Refusals refusals_;
 };

@@ -197,11 +197,10 @@ void Supervisor::relaunch() {
   auto& control = view_.control();
   const auto decision = policy_.fork_server_lost(clock_());
   if (decision.kind == Decision::Kind::give_up) return give_up(decision.why);
-  fork_server_end_.reset();
-  fork_server_watch_.reset();
+  processes_watch_.reset();
   try {
     fork_server_.emplace(relaunch_());
-    watch_fork_server();
+    watch_processes();
     base::log().info("a new fork server (pid {}) starts all runners anew", fork_server_->pid());
     for (auto* driver : drivers_) driver->tell(protocol::Relaunched{base::duplicate(fork_server_->pidfd())});
   } catch (const Error& error) {

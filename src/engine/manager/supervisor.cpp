@@ -59,7 +59,7 @@ void Supervisor::start(std::function<void()> ready, std::function<void()> gave_u
   const auto team = session_.control().team.load();
   for (int rank = 0; rank < session_.ranks(); ++rank)
     if ((team >> rank & 1) != 0) want(rank, 0);
-  watch_fork_server();
+  watch_processes();
   tick();
   start_next();
 }
@@ -68,14 +68,10 @@ std::uint64_t Supervisor::step_under_way() const noexcept {
   return session_.counters(session_.word().index).steps + 1;
 }
 
-void Supervisor::watch_fork_server() {
-  fork_server_watch_ = std::make_unique<Watch>(loop_, fork_server_->socket(), [this] {
+void Supervisor::watch_processes() {
+  processes_watch_ = std::make_unique<Watch>(loop_, fork_server_->descriptor(), [this] {
     look_at_processes();
-    return !ipc::is_closed(fork_server_->socket());
-  });
-  fork_server_end_ = std::make_unique<Watch>(loop_, fork_server_->pidfd(), [this] {
-    look_at_processes();
-    return false;
+    return true;
   });
 }
 
@@ -237,7 +233,6 @@ void Supervisor::take(ipc::Started& started) {
   runner(rank).pidfd = std::move(started.pidfd);
   base::log().info("runner {} (pid {}) was forked by the fork server (pid {})", rank, started.pid,
                    fork_server_->pid());
-  watch_runner(rank);
   // It was to be ended before its pidfd was here.
   if (!runner(rank).verdict.empty()) ipc::send_signal(runner(rank).pidfd.get(), SIGKILL);
   ready_if_known(rank);
@@ -251,17 +246,6 @@ void Supervisor::take(const ipc::Ended& ended) {
     not_started(ended.rank, SystemError("forking it", ended.error).what());
   } else {
     lost(ended.rank, ended.wait_status);
-  }
-}
-
-void Supervisor::watch_runner(int rank) {
-  try {
-    runner(rank).end = std::make_unique<Watch>(loop_, runner(rank).pidfd.get(), [this] {
-      look_at_processes();
-      return false;
-    });
-  } catch (const SystemError& error) {
-    end_runner(rank, fmt::format("runner {} cannot be watched: {}", rank, error.what()));
   }
 }
 
@@ -464,12 +448,10 @@ void Supervisor::stop_runners(double patience_s) {
   const auto deadline = base::Deadline::in_seconds(patience_s);
   for (auto& r : runners_) {
     r.says.reset();
-    r.end.reset();
     r.lifeline.reset();
     if (r.pidfd) ipc::wait_ended(r.pidfd.get(), deadline);
   }
-  fork_server_end_.reset();
-  fork_server_watch_.reset();
+  processes_watch_.reset();
   fork_server_->stop(base::Deadline::in_seconds(timing::runners_stop_s));
   base::log().info("fork server and runners have ended");
 }

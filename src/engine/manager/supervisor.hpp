@@ -114,7 +114,6 @@ class Supervisor {
   struct Runner {
     base::UniqueFd pidfd;
     base::UniqueFd lifeline;
-    std::unique_ptr<Watch> end;
     std::unique_ptr<Watch> says;
     StartPart part = StartPart::none;
     std::int64_t asked_ns = 0;   ///< When the fork server was asked for it.
@@ -143,7 +142,6 @@ class Supervisor {
   std::int64_t start_took_ns(int rank) const;
   std::string phase_of_start(int rank) const;
   void not_started(int rank, const std::string& why);
-  void watch_runner(int rank);
   void ready_if_known(int rank);
   void tell_of_ready(int rank);
   void send_notices();
@@ -166,9 +164,8 @@ class Supervisor {
   void give_up(const std::string& why);
   void end_runner(int rank, const std::string& why);
 
-  void watch_fork_server();
-
   // The team, and time.
+  void watch_processes();
   void look_at_processes();
   void take(ipc::Started& started);
   void take(const ipc::Ended& ended);
@@ -202,11 +199,10 @@ class Supervisor {
   std::vector<Driver*> drivers_;
 
   boost::asio::steady_timer ticker_;
-  std::unique_ptr<Watch> fork_server_watch_, fork_server_end_;
+  std::unique_ptr<Watch> processes_watch_;
   std::vector<Runner> runners_;
-  std::vector<std::int64_t>
-      lost_ns_;                 ///< For each rank, when its runner was lost that is to be replaced; or 0.
-  std::vector<Wanted> wanted_;  ///< In the order of their turns to build, which have not come.
+  std::vector<std::int64_t> lost_ns_;  ///< Per rank: when the runner being replaced was lost; 0: none is.
+  std::vector<Wanted> wanted_;  ///< Ranks that wait for their turn to build, in the order of their turns.
   std::atomic<bool> has_started_ = false;
   bool fork_server_lost_ = false;  ///< Its runners are ending; a new fork server is made when all have ended.
   std::int64_t start_deadline_ns_;

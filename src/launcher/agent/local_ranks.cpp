@@ -58,14 +58,9 @@ LocalRanks::LocalRanks(boost::asio::io_context& loop, launch::Spawner spawner, T
       events_(std::move(events)),
       no_input_(no_input()),
       pump_timer_(loop) {
-  spawner_watch_ = std::make_unique<ipc::Watch>(loop_, spawner_.socket(), [this] {
+  spawner_watch_ = std::make_unique<ipc::Watch>(loop_, spawner_.descriptor(), [this] {
     take_events();
-    const auto end = spawner_.fork_server_end();
-    if (!end) return true;
-    const auto killed = base::Deadline::in_seconds(timing::killed_child_ends_s);
-    while (const auto event = spawner_.next(killed)) take_event(*event);
-    events_.fork_server_ended(*end);
-    return false;
+    return true;
   });
 }
 
@@ -173,6 +168,11 @@ void LocalRanks::pump() {
 
 void LocalRanks::take_events() {
   while (auto event = spawner_.next(base::Deadline::at_ns(0))) take_event(*event);
+  if (fork_server_lost_ || spawner_.has_children()) return;
+  if (const auto end = spawner_.fork_server_end()) {
+    fork_server_lost_ = true;
+    events_.fork_server_ended(*end);
+  }
 }
 
 void LocalRanks::take_event(const ipc::Event& event) {
@@ -183,14 +183,13 @@ void LocalRanks::take_event(const ipc::Event& event) {
     return;
   }
   const auto& ended = std::get<ipc::Ended>(event);
-  if (ended.with_server) return;  // Events::fork_server_ended reports it.
   auto& rank = ranks_.at(static_cast<std::size_t>(ended.rank));
   rank.watches.clear();
   rank.watches.resize(rank.outputs.size());
   for (const auto& output : rank.outputs) output->finish(terminal_);
   pump();
   rank.end = ended;
-  events_.ended(ended.rank);
+  if (!ended.with_server) events_.ended(ended.rank);  // Else Events::fork_server_ended tells it.
 }
 
 int LocalRanks::running() const noexcept {

@@ -100,6 +100,7 @@ class LocalRanks {
   std::unique_ptr<ipc::Watch> spawner_watch_;
   boost::asio::steady_timer pump_timer_;
   bool pumping_ = false;
+  bool fork_server_lost_ = false;  ///< Events::fork_server_ended was called.
 };
 
 }  // namespace accelmgr::agent

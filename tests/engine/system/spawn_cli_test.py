@@ -224,6 +224,15 @@ class SignalTest(SpawnTest):
         self.assertEqual([pid for pid in found if pathlib.Path(f"/proc/{pid}").exists()
                           and status_fields(pid)["State"][0] != "Z"], [])
 
+    def test_the_launch_ends_with_its_fork_server(self):
+        run = self.start("--nprocs", "2", "--terminate-timeout", "1000", *shell("echo $PPID; exec sleep 1000"))
+        fork_server = {line.split()[-1] for line in self.read_lines(run, 2)}
+        self.assertEqual(len(fork_server), 1)
+        os.kill(int(fork_server.pop()), signal.SIGKILL)
+        _, err = run.communicate(timeout=60)
+        self.assertEqual(run.returncode, FAILED, err)
+        self.assert_contains(err, "the fork server of the processes ended: killed by signal 9 (KILL)")
+
 
 class TwoNodesTest(SpawnTest):
     """Two agents that know of each other only through their rendezvous."""

@@ -70,8 +70,10 @@ class Spawner {
   void signal(int number) noexcept;
   /// How the fork server ended, as describe_exit() says it; nullopt while it runs.
   std::optional<std::string> fork_server_end() noexcept;
-  /// Readable when there is a report, or the fork server is gone.
-  int socket() const noexcept { return client_.socket(); }
+  /// See ForkServerClient::descriptor().
+  int descriptor() const noexcept { return client_.descriptor(); }
+  /// Whether there are children whose end next() has not told.
+  bool has_children() const noexcept { return client_.has_children(); }
   int pidfd() const noexcept { return client_.pidfd(); }  ///< The fork server's.
   /// Ends the fork server, all children and their descendants. Blocks for a bounded time.
   void stop(base::Deadline deadline) noexcept { client_.stop(deadline); }
