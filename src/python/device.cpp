@@ -85,9 +85,9 @@ class CudaTransport {
                 0),
         compute_(compute.handle),
         joined_(device_.make_event()),
-        parameters_(device_, *sink.manifest, sink.places, targets_of(parameters), *sink.sink, compute_),
-        gradients_(device_, *sink.manifest, *sink.sink, compute_, timeout_s),
-        batches_(device_, *sink.sink, batches.handle, compute_, timeout_s),
+        parameters_(device_, *sink.binding, targets_of(parameters), compute_),
+        gradients_(device_, *sink.binding, compute_, timeout_s),
+        batches_(device_, sink.binding->progress, batches.handle, compute_, timeout_s),
         results_(device_, compute_),
         timeout_s_(timeout_s) {}
 
@@ -101,7 +101,7 @@ class CudaTransport {
   replica::TeamMember& team_member(const std::string& library) {
     const auto nccl =
         library.empty() ? device::load_nccl(device::nccl_candidates({})) : device::load_nccl_at(library);
-    return team_member_.emplace(device_, nccl, gradients_, parameters_, *sink_.sink, timeout_s_);
+    return team_member_.emplace(device_, nccl, gradients_, parameters_, sink_.binding->progress, timeout_s_);
   }
 
   std::optional<Memory> stage(std::size_t bytes) {
@@ -125,7 +125,7 @@ class CudaTransport {
     device_.record_in_graph(event, compute_);
   }
   void written(std::size_t index, nb::handle gradient, bool in_graph) {
-    const auto& entry = sink_.manifest->tensors.at(index);
+    const auto& entry = sink_.binding->manifest.tensors.at(index);
     const auto* memory =
         memory_of(gradient, entry.elements() *
                                 session::bytes_of(rounds(index) ? entry.types.slab : entry.types.gradient));
@@ -146,7 +146,7 @@ class CudaTransport {
   std::vector<std::byte*> targets_of(const std::vector<nb::object>& parameters) const {
     std::vector<std::byte*> targets;
     for (const auto& parameter : parameters) {
-      const auto& entry = sink_.manifest->tensors.at(targets.size());
+      const auto& entry = sink_.binding->manifest.tensors.at(targets.size());
       targets.push_back(
           parameter.is_none() ? nullptr : memory_of(parameter, entry.count * size_of(entry.runner_dtype)));
     }

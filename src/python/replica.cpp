@@ -108,14 +108,12 @@ class PythonReplica final : public replica::Replica {
     });
   }
 
-  void bind(const session::Manifest& manifest, std::span<const replica::Place> places,
-            replica::Sink& sink) override {
-    manifest_ = &manifest;
-    sink_.sink = &sink;
-    sink_.manifest = &manifest;
-    sink_.places.assign(places.begin(), places.end());
+  void bind(const replica::Binding& to) override {
+    sink_.places.assign(to.places.begin(), to.places.end());
+    sink_.binding.emplace(replica::Binding{to.manifest, sink_.places, to.gradients, to.gradient_places,
+                                           to.parameters, to.progress});
     called([&] {
-      (*replica_).attr("bind")(list_of(manifest, places, &session::TensorEntry::runner_dtype),
+      (*replica_).attr("bind")(list_of(to.manifest, to.places, &session::TensorEntry::runner_dtype),
                                nb::cast(&sink_, nb::rv_policy::reference));
     });
   }
@@ -187,7 +185,7 @@ class PythonReplica final : public replica::Replica {
     called([&] {
       if (to.buffers != nullptr) {
         settle();
-        replica::store_buffers(buffers_, *manifest_, to.buffers);
+        replica::store_buffers(buffers_, sink_.binding->manifest, to.buffers);
       }
       const nb::object state = (*replica_).attr("generator_state")();
       const auto* bytes =
@@ -199,7 +197,7 @@ class PythonReplica final : public replica::Replica {
   void load(const replica::ConstState& from) override {
     called([&] {
       settle();
-      replica::load_buffers(buffers_, *manifest_, from.buffers);
+      replica::load_buffers(buffers_, sink_.binding->manifest, from.buffers);
       (*replica_).attr("buffers_loaded")();
       const auto state = replica::stored_generator(from.generator);
       if (!state.empty()) (*replica_).attr("load_generator")(nb::bytearray(state.data(), state.size()));
@@ -210,7 +208,7 @@ class PythonReplica final : public replica::Replica {
   /// A Place of accelmgr._runner.replica. None if there is no gradient.
   nb::object gradient_at(std::size_t index, const std::byte* begin) const {
     if (begin == nullptr) return nb::none();
-    const auto& entry = manifest_->tensors[index];
+    const auto& entry = sink_.binding->manifest.tensors[index];
     return nb::make_tuple(Memory{const_cast<std::byte*>(begin), entry.gradient_bytes()},
                           nb::str(accelmgr::name_of(entry.gradient_dtype()).data()),
                           tuple_of(entry.gradient_strides()));
@@ -224,8 +222,7 @@ class PythonReplica final : public replica::Replica {
 
   ObjectReference replica_;
   Sink sink_;
-  const session::Manifest* manifest_ = nullptr;
-  std::vector<Tensor> buffers_;  ///< In the order of manifest_->buffers.
+  std::vector<Tensor> buffers_;  ///< In the order of the manifest.
 };
 
 /// A list of Places to read, and one to write.
@@ -234,7 +231,8 @@ using SharedPlaces = nb::typed<nb::tuple, nb::typed<nb::list, SharedPlace>, nb::
 
 std::vector<std::pair<std::int64_t, std::uint64_t>> shared(const Sink& sink) {
   std::vector<std::pair<std::int64_t, std::uint64_t>> list;
-  for (const auto& entry : sink.manifest->tensors) list.emplace_back(entry.shares, entry.shared_offset);
+  for (const auto& entry : sink.binding->manifest.tensors)
+    list.emplace_back(entry.shares, entry.shared_offset);
   return list;
 }
 
@@ -334,7 +332,7 @@ void bind_replica(nb::module_& module) {
           [](Sink& self, int memory) -> SharedPlaces {
             const auto found = self.share(memory);
             const auto places = [&](const std::vector<replica::Place>& of) {
-              return list_of(*self.manifest, of, &session::TensorEntry::dtype);
+              return list_of(self.binding->manifest, of, &session::TensorEntry::dtype);
             };
             return SharedPlaces(nb::make_tuple(places(found.read), places(found.write)));
           },

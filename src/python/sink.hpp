@@ -1,33 +1,31 @@
-// The sink of a runner as Python meets it.
+// What a runner is to its replica, as Python meets it.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "base/cuda/error.hpp"
 #include "engine/replica/replica.hpp"
-#include "engine/session/manifest.hpp"
 
 namespace accelmgr::python {
 
 /// The hooks of Python call it. Its exceptions pass through autograd as exceptions of Python;
 /// PythonReplica::called() throws the original again.
 struct Sink {
-  replica::Sink* sink = nullptr;
-  // What a transport of a device needs beside it; set by Replica::bind().
-  const session::Manifest* manifest = nullptr;
-  std::vector<replica::Place> places{};
+  std::optional<replica::Binding> binding{};  ///< Set by Replica::bind().
+  std::vector<replica::Place> places{};       ///< The array of the binding.
   std::exception_ptr thrown{};
   std::string loss_weight{};  ///< The number that each output must have (`loss_scaling: sum_over`), or empty.
 
   template <class Call>
   auto call(Call&& body) {
     try {
-      return body(*sink);
+      return body(*binding);
     } catch (const device::DeviceError&) {
       throw;  // The replica of Python decides what it means.
     } catch (...) {
@@ -36,31 +34,31 @@ struct Sink {
     }
   }
   void capture(std::size_t index, std::uintptr_t address) {
-    call([&](auto& to) { to.capture(index, reinterpret_cast<const void*>(address)); });
+    call([&](auto& to) { to.gradients.capture(index, reinterpret_cast<const void*>(address)); });
   }
   void backward_begins() {
-    call([](auto& to) { to.backward_begins(); });
+    call([](auto& to) { to.progress.backward_begins(); });
   }
   bool is_stale(std::size_t index) {
-    return call([&](auto& to) { return to.is_stale(index); });
+    return call([&](auto& to) { return to.parameters.is_stale(index); });
   }
   void magnitude(std::size_t index, double largest) {
-    call([&](auto& to) { to.magnitude(index, largest); });
+    call([&](auto& to) { to.gradients.magnitude(index, largest); });
   }
   void look_at(std::size_t index, std::uintptr_t address) {
-    call([&](auto& to) { to.look_at(index, reinterpret_cast<const void*>(address)); });
+    call([&](auto& to) { to.gradients.look_at(index, reinterpret_cast<const void*>(address)); });
   }
   bool keeps_gradients() {
-    return call([](auto& to) { return to.keeps_gradients(); });
+    return call([](auto& to) { return to.gradients.keeps_gradients(); });
   }
   replica::SharedParameters share(int memory) {
-    return call([memory](auto& to) { return to.share(base::UniqueFd(memory)); });
+    return call([memory](auto& to) { return to.parameters.share(base::UniqueFd(memory)); });
   }
   bool last_micro_batch() {
-    return call([](auto& to) { return to.last_micro_batch(); });
+    return call([](auto& to) { return to.progress.last_micro_batch(); });
   }
   bool wanted() {
-    return call([](auto& to) { return to.wanted(); });
+    return call([](auto& to) { return to.progress.wanted(); });
   }
 };
 

@@ -47,12 +47,10 @@ struct Chain {
 };
 
 /// Captures gradients as a runner does.
-class Slab final : public replica::Sink {
+class Slab final : public replica::GradientSink {
  public:
   Slab(session::Session& session, const session::Manifest& manifest) : gradients({session, 0}, manifest) {}
   void capture(std::size_t index, const void* gradient) override { gradients.capture(index, gradient); }
-  void backward_begins() override {}
-  bool wanted() override { return true; }
 
   runner::Gradients gradients;
 };

@@ -78,10 +78,16 @@ session::Session attach(const session::Session& session) {
 }
 
 /// Gradients come to the slab of a session.
-class SlabSink final : public replica::Sink {
+class SlabSink final : public replica::GradientSink,
+                       public replica::GradientPlaces,
+                       public replica::ParameterSource,
+                       public replica::Progress {
  public:
   SlabSink(session::Session& session, const session::Manifest& manifest)
-      : gradients_({session, 0}, manifest) {}
+      : manifest_(manifest), gradients_({session, 0}, manifest) {}
+  replica::Binding binding(std::span<const replica::Place> places = {}) {
+    return {manifest_, places, *this, *this, *this, *this};
+  }
   void begin() { gradients_.begin(++attempt_); }
   void capture(std::size_t index, const void* gradient) override { gradients_.capture(index, gradient); }
   std::span<std::byte> slab() override { return gradients_.slab(); }
@@ -92,6 +98,7 @@ class SlabSink final : public replica::Sink {
   bool wanted() override { return true; }
 
  private:
+  const session::Manifest& manifest_;
   runner::Gradients gradients_;
   std::uint64_t attempt_ = 0;
 };
@@ -122,7 +129,7 @@ class Bench {
     upload();
     const double step_ms = copy_within_device_ms();
     SlabSink sink(session_, manifest_);
-    device::GradientCopies copies(device_, manifest_, sink, compute_.get(), timeout_s);
+    device::GradientCopies copies(device_, sink.binding(), compute_.get(), timeout_s);
     const auto attempt = [&](int steps) {
       sink.begin();
       if (!copies.begin_attempt()) throw std::logic_error("an attempt was left, and this one is unwanted");
@@ -182,7 +189,7 @@ class Bench {
       std::vector<replica::Place> places;
       for (const auto& entry : manifest_.tensors)
         places.push_back({session.parameters() + entry.offset, {1}});
-      device::ParameterUpload upload(device_, manifest_, places, targets_, sink, compute_.get());
+      device::ParameterUpload upload(device_, sink.binding(places), targets_, compute_.get());
       const auto ms = median_ms([&] {
         upload.load();
         finish(compute_.get());

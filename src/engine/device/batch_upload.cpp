@@ -4,9 +4,9 @@
 
 namespace accelmgr::device {
 
-BatchUpload::BatchUpload(Device& device, replica::Sink& sink, StreamHandle copies, StreamHandle compute,
+BatchUpload::BatchUpload(Device& device, base::Waiter& waiter, StreamHandle copies, StreamHandle compute,
                          double timeout_s)
-    : device_(device), sink_(sink), copies_(copies), compute_(compute), timeout_s_(timeout_s) {
+    : device_(device), waiter_(waiter), copies_(copies), compute_(compute), timeout_s_(timeout_s) {
   for (auto& slot : slots_) slot.copied = device.make_event();
 }
 
@@ -17,7 +17,7 @@ BatchUpload::~BatchUpload() {
 
 std::optional<std::span<std::byte>> BatchUpload::stage(std::size_t bytes) {
   auto& slot = slots_[next_];
-  if (slot.used && !device_.wait(slot.copied, sink_, timeout_s_)) return std::nullopt;
+  if (slot.used && !device_.wait(slot.copied, waiter_, timeout_s_)) return std::nullopt;
   if (slot.pages.span().size() < bytes) slot.pages.grow(device_, bytes);
   return slot.pages.span();
 }

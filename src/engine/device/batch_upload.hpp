@@ -13,12 +13,12 @@
 #include <vector>
 
 #include "base/cuda/device.hpp"
+#include "base/waiter.hpp"
 #include "engine/device/pinned_pages.hpp"
-#include "engine/replica/replica.hpp"
 
 namespace accelmgr::device {
 
-/// Used by one thread. Device, sink and both streams outlive it. Members throw DeviceError.
+/// Used by one thread. Device, waiter and both streams outlive it. Members throw DeviceError.
 class BatchUpload {
  public:
   /// A part of the staged memory, and where on the device it goes.
@@ -29,14 +29,14 @@ class BatchUpload {
 
   /// Copies are queued on `copies`, kernels on `compute`. A wait for the device that takes longer than
   /// `timeout_s` means that it hangs.
-  BatchUpload(Device& device, replica::Sink& sink, StreamHandle copies, StreamHandle compute,
+  BatchUpload(Device& device, base::Waiter& waiter, StreamHandle copies, StreamHandle compute,
               double timeout_s);
   ~BatchUpload();
   BatchUpload(const BatchUpload&) = delete;
   BatchUpload& operator=(const BatchUpload&) = delete;
 
   /// At least `bytes` of CPU memory for what the next load() copies. Waits until the device has read what
-  /// lay there before. nullopt if the sink no longer wants the attempt.
+  /// lay there before. nullopt if the waiter no longer wants it.
   std::optional<std::span<std::byte>> stage(std::size_t bytes);
 
   /// Queues copies of the staged memory. Work that is queued on the compute stream from now on begins after
@@ -56,7 +56,7 @@ class BatchUpload {
   void copy(std::span<const Part> parts, StreamHandle stream);
 
   Device& device_;
-  replica::Sink& sink_;
+  base::Waiter& waiter_;
   StreamHandle copies_, compute_;
   double timeout_s_;
   std::array<Slot, 2> slots_;

@@ -12,18 +12,17 @@
 
 namespace accelmgr::device {
 
-GradientCopies::GradientCopies(Device& device, const session::Manifest& manifest, replica::Sink& sink,
-                               StreamHandle compute, double timeout_s)
+GradientCopies::GradientCopies(Device& device, const replica::Binding& binding, StreamHandle compute,
+                               double timeout_s)
     : device_(device),
-      manifest_(manifest),
-      entries_(manifest.tensors),
-      sink_(sink),
+      binding_(binding),
+      entries_(binding.manifest.tensors),
       compute_(compute),
       timeout_s_(timeout_s),
-      staged_(sink.slab().empty()),
-      plan_(manifest),
-      slab_serves_teams_(plan_.is_of_slabs(manifest)),
-      parameters_(manifest.tensors.size()) {
+      staged_(binding.gradient_places.slab().empty()),
+      plan_(binding.manifest),
+      slab_serves_teams_(plan_.is_of_slabs(binding.manifest)),
+      parameters_(binding.manifest.tensors.size()) {
   for (const auto& entry : entries_)
     bytes_.push_back(entry.has_room() ? entry.elements() * session::bytes_of(entry.types.gradient) : 0);
   if (!staged_) register_slab();
@@ -48,7 +47,7 @@ void GradientCopies::settle() noexcept {
 
 void GradientCopies::register_slab() {
   try {
-    registration_ = device_.register_pages(sink_.slab(), register_read_write);
+    registration_ = device_.register_pages(binding_.gradient_places.slab(), register_read_write);
   } catch (const DeviceError& error) {
     base::log().info("gradients go through memory of the driver, because the session's is not registered: {}",
                      error.what());
@@ -57,7 +56,7 @@ void GradientCopies::register_slab() {
 }
 
 std::byte* GradientCopies::team_memory() const {
-  return (staged_ || !slab_serves_teams_ ? staging_.span() : sink_.slab()).data();
+  return (staged_ || !slab_serves_teams_ ? staging_.span() : binding_.gradient_places.slab()).data();
 }
 
 bool GradientCopies::rounds(std::size_t index) const {
@@ -71,7 +70,7 @@ bool GradientCopies::rounds(std::size_t index) const {
 void GradientCopies::make_room() {
   std::uint64_t end = 1;
   for (std::size_t i = 0; i < entries_.size(); ++i) {
-    if (!entries_[i].has_room() || !sink_.is_trained(i)) continue;
+    if (!entries_[i].has_room() || !binding_.gradients.is_trained(i)) continue;
     end = std::max(end, plan_.place(i) + bytes_[i]);
     staged_ = staged_ || entries_[i].group == session::Group::frozen;
   }
@@ -83,13 +82,14 @@ void GradientCopies::make_room() {
 void GradientCopies::place_gradients() {
   for (std::size_t i = 0; i < parameters_.size(); ++i)
     if (entries_[i].has_room())
-      parameters_[i].place = staged_ ? staging_.span().data() + plan_.place(i) : sink_.place_of(i);
+      parameters_[i].place =
+          staged_ ? staging_.span().data() + plan_.place(i) : binding_.gradient_places.place_of(i);
 }
 
 void GradientCopies::join(DeviceCollectives& collectives) {
   leave();
   team_ = std::make_unique<GradientShards>(
-      GradientShards::Parts{device_, manifest_, sink_, team_memory(), compute_, copies_.get()}, collectives);
+      GradientShards::Parts{device_, binding_, team_memory(), compute_, copies_.get()}, collectives);
 }
 
 void GradientCopies::leave() { team_.reset(); }
@@ -116,7 +116,7 @@ bool GradientCopies::await_left_work() {
     for (auto* const stream : {compute_, copies_.get()}) {
       device_.record(computed_, stream);
       const auto left_s = timeout_s_ - timing::seconds(base::now_ns() - begun_);
-      if (!device_.wait(computed_, sink_, std::max(0.0, left_s))) return false;
+      if (!device_.wait(computed_, binding_.progress, std::max(0.0, left_s))) return false;
     }
   } catch (const DeviceError& error) {
     if (!device_.given_up()) throw;
@@ -149,7 +149,7 @@ void GradientCopies::written(std::size_t index, const std::byte* gradient, const
   if (index >= parameters_.size())
     throw ModelError(fmt::format("a gradient was passed for parameter {}, but the model has {} parameters",
                                  index, parameters_.size()));
-  if (!entries_[index].has_room() || !sink_.is_trained(index))
+  if (!entries_[index].has_room() || !binding_.gradients.is_trained(index))
     throw ModelError(
         fmt::format("a gradient of '{}' was passed, but the parameter is frozen", entries_[index].name));
   auto& parameter = parameters_[index];
@@ -159,7 +159,7 @@ void GradientCopies::written(std::size_t index, const std::byte* gradient, const
         fmt::format("the gradient of '{}' was written after its copy had been queued", entries_[index].name));
   if (parameter.gradient == nullptr) order_.push_back(index);
   parameter.gradient = gradient;
-  if (!sink_.last_micro_batch() || parameter.complete) return;
+  if (!binding_.progress.last_micro_batch() || parameter.complete) return;
   parameter.complete = true;
   if (--bucket.incomplete == 0) queue(parameter.bucket, complete);
 }
@@ -189,10 +189,10 @@ bool GradientCopies::finish_alone() {
     if (!buckets_[i].queued && std::ranges::any_of(buckets_[i].parameters, is_written)) queue(i, nullptr);
   device_.record(computed_, compute_);
   for (const auto i : on_the_way_) {
-    if (!device_.wait(buckets_[i].arrived, sink_, timeout_s_)) return false;
+    if (!device_.wait(buckets_[i].arrived, binding_.progress, timeout_s_)) return false;
     hand_over(buckets_[i]);  // While the next bucket is on the way.
   }
-  if (!device_.wait(computed_, sink_, timeout_s_)) return false;
+  if (!device_.wait(computed_, binding_.progress, timeout_s_)) return false;
   if (!ordered_) keep_order();
   return true;
 }
@@ -202,12 +202,12 @@ void GradientCopies::hand_over(const Bucket& bucket) {
   for (const auto i : bucket.parameters) {
     if (parameters_[i].gradient == nullptr) continue;
     if (staged_) {
-      sink_.capture(i, parameters_[i].place);
+      binding_.gradients.capture(i, parameters_[i].place);
     } else {
       arrived_.push_back(i);
     }
   }
-  if (!arrived_.empty()) sink_.arrived(arrived_);
+  if (!arrived_.empty()) binding_.gradient_places.arrived(arrived_);
 }
 
 // Parameters that the first attempt did not use come last: their buckets wait until finish().

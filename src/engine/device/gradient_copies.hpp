@@ -9,7 +9,7 @@
 //
 // Gradients travel in buckets, in the order in which they became ready in the first attempt. The values go
 // straight to the slab; for a bfloat16 slab the replica rounds them on the device (rounds()). If the slab
-// cannot be registered, or once a parameter is unfrozen, they go unrounded to staging memory, and the sink
+// cannot be registered, or once a parameter is unfrozen, they go unrounded to staging memory, and the runner
 // captures them from there. Either way they are rounded once, after the sum over the micro-batches; a replica
 // in CPU memory rounds after each one.
 //
@@ -31,15 +31,14 @@
 
 namespace accelmgr::device {
 
-/// Used by one thread. Device, manifest, sink and the compute stream outlive it. Members throw DeviceError,
-/// and what the sink throws.
+/// Used by one thread. Device, binding and the compute stream outlive it. Members throw DeviceError,
+/// and what the runner throws.
 class GradientCopies {
  public:
-  /// Registers the sink's slab. If the driver refuses that (a sandbox, or a limit of locked memory),
+  /// Registers the slab. If the driver refuses that (a sandbox, or a limit of locked memory),
   /// gradients are staged, and the log says so. Kernels run on `compute`. A wait for the device that takes
   /// longer than `timeout_s` means that it hangs.
-  GradientCopies(Device& device, const session::Manifest& manifest, replica::Sink& sink, StreamHandle compute,
-                 double timeout_s);
+  GradientCopies(Device& device, const replica::Binding& binding, StreamHandle compute, double timeout_s);
   ~GradientCopies();
   GradientCopies(const GradientCopies&) = delete;
   GradientCopies& operator=(const GradientCopies&) = delete;
@@ -52,8 +51,8 @@ class GradientCopies {
   void leave();
 
   /// Forgets the gradients of the attempt before. If that attempt was left, waits for its queued work, which
-  /// has the same time limit as any other. Returns false if the sink stops wanting the new attempt meanwhile;
-  /// then the old gradients must stay until the next call.
+  /// has the same time limit as any other. Returns false if the runner stops wanting the new attempt
+  /// meanwhile; then the old gradients must stay until the next call.
   [[nodiscard]] bool begin_attempt();
   /// Whether written() takes the gradient of parameter `index` rounded to bfloat16 in this attempt: to
   /// nearest even, and a complex number as two. Otherwise it takes the dtype that the parameter has in
@@ -71,7 +70,7 @@ class GradientCopies {
   void written(std::size_t index, const std::byte* gradient, const Event* complete = nullptr);
 
   /// Queues the remaining copies, waits until everything on the compute stream is done and all gradients are
-  /// in the session, and tells the sink of each. Returns false if the sink no longer wants the attempt.
+  /// in the session, and tells the runner of each. Returns false if it no longer wants the attempt.
   bool finish();
 
   /// Waits until the compute stream and the copies are done, or gives the device up. Call it before what they
@@ -109,9 +108,8 @@ class GradientCopies {
   void keep_order();
 
   Device& device_;
-  const session::Manifest& manifest_;
+  replica::Binding binding_;
   const std::vector<session::TensorEntry>& entries_;
-  replica::Sink& sink_;
   StreamHandle compute_;
   double timeout_s_;
   bool staged_;  ///< All gradients go to staging memory. For a team, they may do so anyway.

@@ -12,19 +12,19 @@ namespace accelmgr::device {
 GradientShards::GradientShards(const Parts& parts, DeviceCollectives& collectives)
     : parts_(parts),
       collectives_(collectives),
-      plan_(parts.manifest),
+      plan_(parts.binding.manifest),
       computed_(parts.device.make_event()),
-      parameters_(parts.manifest.tensors.size()) {
+      parameters_(parts.binding.manifest.tensors.size()) {
   std::uint64_t most = 1;
   for (const auto& bytes : plan_.buckets()) {
     const auto tensors = plan_.tensors(buckets_.size());
     for (const auto i : tensors) parameters_[i].bucket = buckets_.size();
     buckets_.push_back({.bytes = bytes,
                         .shard = plan_.shard(bytes, collectives.rank(), collectives.size()),
-                        .element = parts.manifest.tensors[tensors.front()].types.gradient,
+                        .element = parts.binding.manifest.tensors[tensors.front()].types.gradient,
                         .ready = parts.device.make_event(),
                         .arrived = parts.device.make_event()});
-    if (parts.manifest.tensors[tensors.front()].group != session::Group::frozen)
+    if (parts.binding.manifest.tensors[tensors.front()].group != session::Group::frozen)
       most = std::max(most, plan_.shard_bytes(bytes, collectives.size()));
   }
   make_room(most);
@@ -52,7 +52,7 @@ void GradientShards::begin_attempt() {
   for (std::size_t i = 0; i < buckets_.size(); ++i) {
     const auto tensors = plan_.tensors(i);
     buckets_[i].incomplete = tensors.size();
-    buckets_[i].is_trained = parts_.sink.is_trained(tensors.front());
+    buckets_[i].is_trained = parts_.binding.gradients.is_trained(tensors.front());
     if (buckets_[i].is_trained) make_room(plan_.shard_bytes(buckets_[i].bytes, collectives_.size()));
   }
   queued_ = skip_frozen(0);
@@ -65,20 +65,20 @@ std::size_t GradientShards::skip_frozen(std::size_t bucket) const {
 }
 
 /// Whether the attempt ended for this rank because nobody wants it.
-bool GradientShards::left() { return collectives_.aborted() && !parts_.sink.wanted(); }
+bool GradientShards::left() { return collectives_.aborted() && !parts_.binding.progress.wanted(); }
 
 void GradientShards::written(std::size_t index, const std::byte* gradient, const Event* complete) {
   if (index >= parameters_.size())
     throw ModelError(fmt::format("a gradient was passed for parameter {}, but the model has {} parameters",
                                  index, parameters_.size()));
   auto& parameter = parameters_[index];
-  const auto& name = parts_.manifest.tensors[index].name;
+  const auto& name = parts_.binding.manifest.tensors[index].name;
   if (parameter.bucket == nowhere || !buckets_[parameter.bucket].is_trained)
     throw ModelError(fmt::format("a gradient of '{}' was passed, but the parameter is frozen", name));
   if (parameter.bucket < queued_)
     throw ModelError(fmt::format("the gradient of '{}' was written after its copy had been queued", name));
   parameter.gradient = gradient;
-  if (!parts_.sink.last_micro_batch() || parameter.complete) return;
+  if (!parts_.binding.progress.last_micro_batch() || parameter.complete) return;
   parameter.complete = true;
   --buckets_[parameter.bucket].incomplete;
   if (!left()) queue_complete(complete);
@@ -89,7 +89,7 @@ void GradientShards::queue_complete(const Event* complete) {
     if (!queue_next(complete)) return;
 }
 
-/// Returns false if the sink no longer wants the attempt.
+/// Returns false if the runner no longer wants the attempt.
 bool GradientShards::queue_next(const Event* complete) {
   const auto& bucket = buckets_[queued_];
   auto& device = parts_.device;
@@ -101,7 +101,7 @@ bool GradientShards::queue_next(const Event* complete) {
   // Zeros for gaps, padding and gradients that this rank does not have.
   device.zero(gathered_.get(), each * static_cast<std::uint64_t>(collectives_.size()), stream);
   for (const auto i : plan_.tensors(queued_)) {
-    const auto& entry = parts_.manifest.tensors[i];
+    const auto& entry = parts_.binding.manifest.tensors[i];
     if (parameters_[i].gradient != nullptr)
       device.copy(gathered_.get() + (plan_.place(i) - bucket.bytes.first), parameters_[i].gradient,
                   entry.elements() * session::bytes_of(bucket.element), Direction::on_device, stream);
@@ -126,7 +126,7 @@ bool GradientShards::finish() {
     if (!bucket.is_trained) continue;
     if (!collectives_.wait(bucket.arrived)) return false;
     // While the next bucket is on the way.
-    parts_.sink.shard(bucket.shard, parts_.memory + bucket.shard.first);
+    parts_.binding.gradient_places.shard(bucket.shard, parts_.memory + bucket.shard.first);
   }
   if (!collectives_.wait(computed_)) return false;
   under_way_ = false;

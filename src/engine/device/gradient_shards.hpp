@@ -25,15 +25,14 @@
 
 namespace accelmgr::device {
 
-/// Used by one thread. The constructor's arguments outlive it. Members throw DeviceError, and what the sink
+/// Used by one thread. The constructor's arguments outlive it. Members throw DeviceError, and what the runner
 /// throws.
 class GradientShards {
  public:
   /// Members of a GradientCopies.
   struct Parts {
     Device& device;
-    const session::Manifest& manifest;
-    replica::Sink& sink;
+    const replica::Binding& binding;
     std::byte*
         memory;  ///< With the places of all gradients (session::ShardPlan); the slab, or staging memory.
     StreamHandle compute, copies;

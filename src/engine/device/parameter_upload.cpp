@@ -32,17 +32,16 @@ std::vector<std::span<std::byte>> merge_pages(std::vector<std::span<std::byte>> 
   return merged;
 }
 
-ParameterUpload::ParameterUpload(Device& device, const session::Manifest& manifest,
-                                 std::span<const replica::Place> places, std::span<std::byte* const> targets,
-                                 replica::Sink& sink, StreamHandle compute)
-    : device_(device), manifest_(manifest), sink_(sink), compute_(compute) {
-  all_.resize(places.size());
-  for (std::size_t i = 0; i < places.size(); ++i) {
-    const auto& entry = manifest.tensors[i];
+ParameterUpload::ParameterUpload(Device& device, const replica::Binding& binding,
+                                 std::span<std::byte* const> targets, StreamHandle compute)
+    : device_(device), manifest_(binding.manifest), source_(binding.parameters), compute_(compute) {
+  all_.resize(binding.places.size());
+  for (std::size_t i = 0; i < all_.size(); ++i) {
+    const auto& entry = manifest_.tensors[i];
     if (targets[i] != nullptr)
-      all_[i] = {targets[i], places[i].data, entry.count * size_of(entry.runner_dtype)};
+      all_[i] = {targets[i], binding.places[i].data, entry.count * size_of(entry.runner_dtype)};
   }
-  sink.built();
+  source_.built();
   register_master();
   copies_ = device.make_stream();
   loaded_ = device.make_event();
@@ -79,7 +78,7 @@ void ParameterUpload::leave() { team_.reset(); }
 /// Returns false if the communicator was aborted, because nobody wants the parameters.
 bool ParameterUpload::load_shards() {
   for (std::size_t b = 0; b < team_->plan.buckets().size(); ++b)
-    if (std::ranges::any_of(team_->plan.tensors(b), [&](std::size_t i) { return sink_.is_stale(i); }) &&
+    if (std::ranges::any_of(team_->plan.tensors(b), [&](std::size_t i) { return source_.is_stale(i); }) &&
         !load_shard(b))
       return false;
   return true;
@@ -112,7 +111,7 @@ void ParameterUpload::load() {
     if (!load_shards()) return;
   } else {
     for (std::size_t i = 0; i < all_.size(); ++i)
-      if (const auto& copy = all_[i]; copy.to != nullptr && sink_.is_stale(i))
+      if (const auto& copy = all_[i]; copy.to != nullptr && source_.is_stale(i))
         device_.copy(copy.to, copy.from, copy.bytes, Direction::to_device, copies_.get());
   }
   device_.record(loaded_, copies_.get());

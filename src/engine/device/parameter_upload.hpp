@@ -31,11 +31,11 @@ std::vector<std::span<std::byte>> merge_pages(std::vector<std::span<std::byte>> 
 /// targets. Members throw DeviceError.
 class ParameterUpload {
  public:
-  /// `places` are those of Replica::bind(). `targets` has memory of the device for each parameter that has
-  /// its own memory, row-major, and null for one that shares another's. Calls Sink::built() before it
-  /// registers the pages of all parameters, which takes long.
-  ParameterUpload(Device& device, const session::Manifest& manifest, std::span<const replica::Place> places,
-                  std::span<std::byte* const> targets, replica::Sink& sink, StreamHandle compute);
+  /// `targets` has memory of the device for each parameter that has
+  /// its own memory, row-major, and null for one that shares another's. Calls ParameterSource::built() before
+  /// it registers the pages of all parameters, which takes long.
+  ParameterUpload(Device& device, const replica::Binding& binding, std::span<std::byte* const> targets,
+                  StreamHandle compute);
   ~ParameterUpload();
   ParameterUpload(const ParameterUpload&) = delete;
   ParameterUpload& operator=(const ParameterUpload&) = delete;
@@ -47,7 +47,7 @@ class ParameterUpload {
   /// From now on, load() copies everything itself, as in the beginning.
   void leave();
 
-  /// Queues copies of the parameters that the sink calls stale. Work that is queued on the compute stream
+  /// Queues copies of the parameters that the runner calls stale. Work that is queued on the compute stream
   /// from now on begins after them. Returns at once, except in a team, where it may wait for the others; if
   /// nobody wants the parameters any more, the communicator is aborted, and the parameters on the device are
   /// undefined until the next load().
@@ -74,7 +74,7 @@ class ParameterUpload {
 
   Device& device_;
   const session::Manifest& manifest_;
-  replica::Sink& sink_;
+  replica::ParameterSource& source_;
   StreamHandle compute_;
   std::vector<Copy> all_;  ///< Of each parameter.
   std::vector<Registration> registrations_;

@@ -7,12 +7,12 @@ namespace accelmgr::device {
 static_assert(sizeof(NcclId) == sizeof(session::TeamId));
 
 TeamMember::TeamMember(Device& device, const Nccl& nccl, GradientCopies& gradients,
-                       ParameterUpload& parameters, replica::Sink& sink, double timeout_s)
+                       ParameterUpload& parameters, base::Waiter& waiter, double timeout_s)
     : device_(device),
       nccl_(nccl),
       gradients_(gradients),
       parameters_(parameters),
-      sink_(sink),
+      waiter_(waiter),
       timeout_s_(timeout_s) {}
 
 TeamMember::~TeamMember() { end_team(); }
@@ -29,7 +29,7 @@ bool TeamMember::join(const session::TeamId& id, session::RankMask ranks, int ra
   NcclId of_team{};
   std::memcpy(&of_team, id.data(), sizeof of_team);
   const int position = __builtin_popcount(ranks & ((session::RankMask{1} << rank) - 1));
-  collectives_.emplace(device_, nccl_, of_team, position, __builtin_popcount(ranks), sink_, timeout_s_);
+  collectives_.emplace(device_, nccl_, of_team, position, __builtin_popcount(ranks), waiter_, timeout_s_);
   if (!collectives_->connect(timeout_s)) return false;
   gradients_.join(*collectives_);
   parameters_.join(*collectives_);

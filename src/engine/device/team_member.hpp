@@ -19,7 +19,7 @@ class TeamMember final : public replica::TeamMember {
  public:
   /// `timeout_s`: a wait for the other ranks in an attempt that takes longer means that the team hangs.
   TeamMember(Device& device, const Nccl& nccl, GradientCopies& gradients, ParameterUpload& parameters,
-             replica::Sink& sink, double timeout_s);
+             base::Waiter& waiter, double timeout_s);
   ~TeamMember() override;
 
   session::TeamId make_id() override;
@@ -35,7 +35,7 @@ class TeamMember final : public replica::TeamMember {
   Nccl nccl_;
   GradientCopies& gradients_;
   ParameterUpload& parameters_;
-  replica::Sink& sink_;
+  base::Waiter& waiter_;
   double timeout_s_;
   std::optional<DeviceCollectives> collectives_;
 };

@@ -11,7 +11,8 @@
 //     collect()                            hands over the remaining gradients, reads loss and scalars
 //   save()                                 before the vote; after an aborted attempt load() instead
 //
-// A gradient's memory belongs to the replica. Sink::capture() only reads it, and keeps no pointer to it.
+// A gradient's memory belongs to the replica. GradientSink::capture() only reads it, and keeps no pointer to
+// it.
 #pragma once
 
 #include <cstddef>
@@ -75,62 +76,83 @@ struct SharedParameters {
   std::vector<Place> write{};  ///< The same memory, for an optimizer.
 };
 
-/// Receives gradients and progress from a replica. The runner's thread calls it, or a thread that computes
-/// for it while the runner's thread waits; never two at once.
-class Sink : public base::Waiter {
+// What the runner is to its replica. The runner's thread calls these, or a thread that computes for it while
+// the runner's thread waits; never two at once.
+
+/// Takes the gradients.
+class GradientSink {
  public:
+  virtual ~GradientSink() = default;
   /// Takes a gradient of parameter `index` of the manifest: dense, row-major, in the parameter's dtype. The
   /// first one in an attempt is stored, further ones are added. The gradient is copied before it returns.
   virtual void capture(std::size_t index, const void* gradient) = 0;
-
-  // Beside capture(), for a device that copies gradients itself. It registers slab() once, writes the whole
-  // gradient of the attempt (the sum over its micro-batches) to place_of(), and calls arrived() and
-  // magnitude(): the values are not read again here. In one attempt a parameter is given either way, not both
-  // ways.
-
-  /// The memory in which all places lie. Empty if gradients can only be captured.
-  virtual std::span<std::byte> slab() { return {}; }
-  /// Where the gradient of parameter `index` belongs: dense, row-major, in the slab's dtype. Valid if slab()
-  /// is not empty.
-  virtual std::byte* place_of(std::size_t) { return nullptr; }
-  /// The gradients of these parameters are in their places.
-  virtual void arrived(std::span<const std::size_t>) {}
-  /// The largest magnitude of the gradient of parameter `index`, which arrives or has arrived: Inf or NaN if
-  /// one of its values is. Not called for a gradient without elements.
-  virtual void magnitude(std::size_t, double) {}
-
   /// Whether parameter `index` may have a gradient in this attempt: it was not frozen at the start, or was
   /// unfrozen since. All ranks of an attempt have the same answer.
   virtual bool is_trained(std::size_t) { return true; }
-
-  /// Whether load_parameters() must copy parameter `index` again. False if it is frozen and was not written.
-  /// All ranks of a team have the same answer.
-  virtual bool is_stale(std::size_t) { return true; }
-
-  /// The devices of a team have summed up their gradients, and these bytes are one of this rank's shards of
-  /// the sum, as session::ShardPlan places it. They are copied unless they are in their place already. In
-  /// such an attempt all ranks of the team give all their shards, and do not call capture() or arrived().
-  virtual void shard(session::Bytes, const std::byte*) {}
-
-  /// bind() has moved the model to its device, and the CPU memory that the model was made in is free: the
-  /// next rank may build. What follows, as registering pages, goes on meanwhile.
-  virtual void built() {}
-  /// Maps the file `memory`, which is laid out as the master's parameters. Call it once. Empty if a runner
-  /// does not guard its parameters (`runners.protect_parameters`): others would see what a model writes.
-  virtual SharedParameters share(base::UniqueFd /*memory*/) { return {}; }
+  /// The largest magnitude of the gradient of parameter `index`, which GradientPlaces has or will have, or
+  /// which the replica keeps: Inf or NaN if one of its values is. Not called for a gradient without elements.
+  virtual void magnitude(std::size_t, double) {}
   /// The replica keeps the gradients of this attempt for apply(), and gives none to the sink; it calls
   /// look_at() or magnitude() for them before collect() returns.
   virtual bool keeps_gradients() { return false; }
   /// Checks whether a gradient that the replica keeps is finite, as capture() does for one that it copies.
   virtual void look_at(std::size_t /*index*/, const void* /*gradient*/) {}
+};
+
+/// Where a device copies gradients that it does not give to GradientSink::capture(). It registers slab()
+/// once, writes the whole gradient of the attempt (the sum over its micro-batches) to place_of(), and calls
+/// arrived() and GradientSink::magnitude(): the values are not read again here. In one attempt a parameter is
+/// given either way, not both ways.
+class GradientPlaces {
+ public:
+  virtual ~GradientPlaces() = default;
+  /// The memory in which all places lie. Empty if gradients can only be captured.
+  virtual std::span<std::byte> slab() { return {}; }
+  /// Where the gradient of parameter `index` belongs: dense, row-major, in the slab's dtype.
+  /// Requires: slab() is not empty.
+  virtual std::byte* place_of(std::size_t) { return nullptr; }
+  /// The gradients of these parameters are in their places.
+  virtual void arrived(std::span<const std::size_t>) {}
+  /// The devices of a team have summed up their gradients, and these bytes are one of this rank's shards of
+  /// the sum, as session::ShardPlan places it. They are copied unless they are in their place already. In
+  /// such an attempt all ranks of the team give all their shards, and no gradients in another way.
+  virtual void shard(session::Bytes, const std::byte*) {}
+};
+
+/// Says which parameters to load, and shares them among the ranks of a team.
+class ParameterSource {
+ public:
+  virtual ~ParameterSource() = default;
+  /// Whether load_parameters() must copy parameter `index` again. False if it is frozen and was not written.
+  /// All ranks of a team have the same answer.
+  virtual bool is_stale(std::size_t) { return true; }
+  /// Maps the file `memory`, which is laid out as the master's parameters. Call it once. Empty if a runner
+  /// does not guard its parameters (`runners.protect_parameters`): others would see what a model writes.
+  virtual SharedParameters share(base::UniqueFd /*memory*/) { return {}; }
+  /// bind() has moved the model to its device, and the CPU memory that the model was made in is free: the
+  /// next rank may build. What follows, as registering pages, goes on meanwhile.
+  virtual void built() {}
+};
+
+/// How far the attempt is. A replica calls wanted() while it waits for a device. When that returns false, the
+/// attempt is over or the session stops: the replica should leave its work unfinished and return.
+class Progress : public base::Waiter {
+ public:
   /// The forward pass of a micro-batch is done; its backward pass begins.
   virtual void backward_begins() = 0;
   /// True: no micro-batch follows the one that runs now, so its backward pass completes the gradients. False:
   /// perhaps one follows.
   virtual bool last_micro_batch() { return false; }
-  /// A replica calls wanted() while it waits for a device. False when the attempt is over or the session
-  /// stops: the replica should leave its work unfinished and return.
-  bool wanted() override = 0;
+};
+
+/// What a replica is bound to. All but the array of places outlives the replica.
+struct Binding {
+  const session::Manifest& manifest;
+  std::span<const Place> places;  ///< Of each parameter of the manifest, in the master.
+  GradientSink& gradients;
+  GradientPlaces& gradient_places;
+  ParameterSource& parameters;
+  Progress& progress;
 };
 
 /// The membership of a replica's device in a team of devices: members sum up their gradients themselves, and
@@ -142,7 +164,7 @@ class TeamMember {
   /// Makes the id of a team. One member makes it, and all need it. Throws what a lost device throws.
   virtual session::TeamId make_id() = 0;
   /// Leaves the present team and joins the team of `ranks` from the next attempt on. Waits until all have
-  /// come. Returns false if the sink does not want the attempt any more. Throws if joining fails or takes
+  /// come. Returns false if the runner does not want the attempt any more. Throws if joining fails or takes
   /// longer than `timeout_s`; the replica goes on without a team then.
   [[nodiscard]] virtual bool join(const session::TeamId& id, session::RankMask ranks, int rank,
                                   double timeout_s) = 0;
@@ -150,7 +172,7 @@ class TeamMember {
   /// has under way; the parameters on the device are undefined until they are loaded again. Throws if the
   /// device has failed.
   virtual void leave() = 0;
-  /// Why the team has ended. Empty if it has not, or because the sink did not want the attempt.
+  /// Why the team has ended. Empty if it has not, or because the runner did not want the attempt.
   virtual std::string failure() const = 0;
 };
 
@@ -184,18 +206,17 @@ class Replica {
   /// sees them. `places` are as for bind(), and may only be read.
   virtual void read_parameters(const session::Manifest&, std::span<const Place> /*places*/) {}
 
-  /// Binds the replica to the master: from now on it uses the master's parameters and gives gradients to
-  /// `sink`. A replica in CPU memory uses the parameters where they lie; one on a device copies them in
-  /// load_parameters(). The manifest lists each tensor of describe() once, in the same order; `places` has
-  /// one entry for each of its parameters. Manifest, parameters and sink outlive the replica.
-  virtual void bind(const session::Manifest& manifest, std::span<const Place> places, Sink& sink) = 0;
+  /// Binds the replica to the master: from now on it uses the master's parameters and gives its gradients to
+  /// the runner. A replica in CPU memory uses the parameters where they lie; one on a device copies them in
+  /// load_parameters(). The manifest lists each tensor of describe() once, in the same order.
+  virtual void bind(const Binding& to) = 0;
 
   /// Seeds all generators that the model may draw from.
   virtual void seed(std::uint64_t seed) = 0;
 
   /// Discards what an aborted attempt left.
   virtual void begin_attempt() = 0;
-  /// The host wrote parameters since the last attempt (Sink::is_stale()). A device may copy them
+  /// The host wrote parameters since the last attempt (ParameterSource::is_stale()). A device may copy them
   /// asynchronously, or in the first run() or collect().
   virtual void load_parameters() {}
   /// Runs forward and backward of one micro-batch, with the loss divided by `divisor`. May be asynchronous;
@@ -205,9 +226,9 @@ class Replica {
   virtual Totals collect() = 0;
 
   /// The attempt is committed, and the replica updates its parameters, which stay with it. `mean` has the
-  /// gradient of each parameter in the master; null: it has none. If Sink::keeps_gradients(), it is empty,
-  /// and the gradients are those that the replica has kept, times `scale`. Returns their norm, if it was
-  /// computed for clipping, or 0.
+  /// gradient of each parameter in the master; null: it has none. If GradientSink::keeps_gradients(), it is
+  /// empty, and the gradients are those that the replica has kept, times `scale`. Returns their norm, if it
+  /// was computed for clipping, or 0.
   virtual double apply(std::span<const std::byte* const> /*mean*/, double /*scale*/) { return 0; }
 
   /// run() has changed a parameter and not put it back, which is an error.

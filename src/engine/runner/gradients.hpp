@@ -39,7 +39,7 @@ class Gradients {
   /// Copies a shard of a team's sum to its place, unless `sums` is that place. The parts of parameters in it
   /// count as captured. In an attempt a rank has at most one part of each.
   void shard(const session::Bytes& shard, const std::byte* sums);
-  /// See replica::Sink.
+  /// See replica::GradientSink.
   bool is_trained(std::size_t index) const noexcept;
   /// Names of the parameters whose gradient was not finite in this attempt, in order of arrival.
   std::vector<std::string> nonfinite() const;

@@ -76,11 +76,10 @@ Runner::Runner(const Config& config, const session::RunnerView& runner, int life
   base::in_user_code<ModelError>(fmt::format("model '{}'", config.model.kind), [&] {
     replica::check_same(replica::tensors_of(replica_->describe()), manifest_);
     if (config.runners.parameters == RunnerParameters::bf16) rounded_parameters_.emplace(view_, manifest_);
-    replica_->bind(manifest_,
-                   rounded_parameters_ ? rounded_parameters_->places()
-                                       : replica::places_of(view_.parameters(), manifest_),
-                   *this);
-    team_part_.emplace(config, view_, *replica_, static_cast<replica::Sink&>(*this));
+    const auto places = rounded_parameters_ ? rounded_parameters_->places()
+                                            : replica::places_of(view_.parameters(), manifest_);
+    replica_->bind({manifest_, places, *this, *this, *this, *this});
+    team_part_.emplace(config, view_, *replica_, static_cast<replica::Progress&>(*this));
   });
   if (config.runners.protect_parameters) write_guard_.emplace(view_, manifest_);
   load_committed_state();

@@ -28,7 +28,10 @@
 namespace accelmgr::runner {
 
 /// Used by one thread.
-class Runner final : private replica::Sink {
+class Runner final : private replica::GradientSink,
+                     private replica::GradientPlaces,
+                     private replica::ParameterSource,
+                     private replica::Progress {
  public:
   /// Builds the replica over the master parameters, with the working state of the last commit. `lifeline` is
   /// one end of a socket: when it ends, the manager is gone. A runner with a GPU says there when its replica
@@ -39,23 +42,29 @@ class Runner final : private replica::Sink {
   void serve();
 
  private:
-  // replica::Sink.
+  // replica::GradientSink.
   void capture(std::size_t index, const void* gradient) override { gradients_.capture(index, gradient); }
-  std::span<std::byte> slab() override { return gradients_.slab(); }
-  std::byte* place_of(std::size_t index) override { return gradients_.place_of(index); }
-  void arrived(std::span<const std::size_t> indices) override { gradients_.arrived(indices); }
+  bool is_trained(std::size_t index) override { return gradients_.is_trained(index); }
   void magnitude(std::size_t index, double largest) override {
     if (!team_part_->in_team()) gradients_.note(index, largest);  // A team looks at its sum.
   }
-  bool is_trained(std::size_t index) override { return gradients_.is_trained(index); }
   bool keeps_gradients() override {
     return session_.control().request.applies == session::Applies::one_replica;
   }
   void look_at(std::size_t index, const void* gradient) override { gradients_.look_at(index, gradient); }
-  replica::SharedParameters share(base::UniqueFd memory) override;
-  bool is_stale(std::size_t index) override { return frozen_are_stale_ || gradients_.is_trained(index); }
+
+  // replica::GradientPlaces.
+  std::span<std::byte> slab() override { return gradients_.slab(); }
+  std::byte* place_of(std::size_t index) override { return gradients_.place_of(index); }
+  void arrived(std::span<const std::size_t> indices) override { gradients_.arrived(indices); }
   void shard(session::Bytes shard, const std::byte* sums) override { gradients_.shard(shard, sums); }
+
+  // replica::ParameterSource.
+  bool is_stale(std::size_t index) override { return frozen_are_stale_ || gradients_.is_trained(index); }
+  replica::SharedParameters share(base::UniqueFd memory) override;
   void built() override;
+
+  // replica::Progress.
   void backward_begins() override;
   bool last_micro_batch() override { return last_micro_batch_; }
   bool wanted() override;

@@ -20,10 +20,10 @@ using session::Reason;
 
 // A join that fails leaves half of the step's time for the attempt without the team.
 TeamPart::TeamPart(const Config& config, const session::RunnerView& runner, replica::Replica& replica,
-                   replica::Sink& sink)
+                   base::Waiter& waiter)
     : view_(runner),
       record_(runner.record().device_team),
-      sink_(sink),
+      waiter_(waiter),
       timeout_s_(std::min(timing::team_joins_s, config.step_timeout / 2)) {
   record_.communicator.store(0);
   record_.id_of.store(0);
@@ -107,7 +107,7 @@ session::TeamId TeamPart::id_of(std::uint64_t attempt, int lowest) {
     return id.has_value();
   };
   switch (device::poll_until(
-      published, [&] { return sink_.wanted(); }, timeout_s_)) {
+      published, [&] { return waiter_.wanted(); }, timeout_s_)) {
     case device::Waited::unwanted:
       throw AttemptRefused{Reason::none, {}};
     case device::Waited::late:

@@ -18,7 +18,7 @@ class TeamPart {
  public:
   /// The replica is bound, and outlives this. Logs why its device can be in no team.
   TeamPart(const Config& config, const session::RunnerView& runner, replica::Replica& replica,
-           replica::Sink& sink);
+           base::Waiter& waiter);
 
   /// Joins the team of the attempt, stays in it or leaves, as the request says. Call it before the replica
   /// begins the attempt. Returns true if the device left or joined a team: it may not have the parameters.
@@ -44,7 +44,7 @@ class TeamPart {
 
   session::RunnerView view_;
   session::TeamRecord& record_;
-  replica::Sink& sink_;
+  base::Waiter& waiter_;
   double timeout_s_;  ///< For joining a team.
   replica::TeamMember* member_ = nullptr;
   session::RankMask team_ = 0;  ///< The team of this attempt; 0 if this rank is in none.

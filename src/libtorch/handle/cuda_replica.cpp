@@ -50,18 +50,16 @@ at::Tensor rounded(const at::Tensor& gradient) {
 }
 
 /// For waits whose result is needed even if the attempt is over: what follows relies on it.
-class SignsOfLife final : public replica::Sink {
+class SignsOfLife final : public base::Waiter {
  public:
-  explicit SignsOfLife(replica::Sink& sink) : sink_(sink) {}
-  void capture(std::size_t, const void*) override {}
-  void backward_begins() override {}
+  explicit SignsOfLife(base::Waiter& waiter) : waiter_(waiter) {}
   bool wanted() override {
-    sink_.wanted();
+    waiter_.wanted();
     return true;
   }
 
  private:
-  replica::Sink& sink_;
+  base::Waiter& waiter_;
 };
 
 }  // namespace
@@ -92,7 +90,8 @@ CudaReplica::~CudaReplica() {
 
 replica::TeamMember* CudaReplica::team_member() {
   if (!nccl_) return nullptr;
-  team_member_.emplace(device_, nccl_(), *gradient_copies_, *parameter_upload_, *sink_, config_.step_timeout);
+  team_member_.emplace(device_, nccl_(), *gradient_copies_, *parameter_upload_, binding_->progress,
+                       config_.step_timeout);
   return &*team_member_;
 }
 
@@ -105,12 +104,10 @@ decltype(auto) CudaReplica::on_device(Body&& body) {
   });
 }
 
-void CudaReplica::bind(const session::Manifest& manifest, std::span<const replica::Place> places,
-                       replica::Sink& sink) {
-  manifest_ = &manifest;
-  sink_ = &sink;
+void CudaReplica::bind(const replica::Binding& to) {
+  binding_.emplace(to);
   on_device([&] {
-    const auto targets = place_parameters(places);
+    const auto targets = place_parameters(to.places);
     move_buffers();
     device_.settle(compute_.handle);  // Torch may still fill the new memory, and copies take other streams.
     std::vector<at::Tensor> parameters;
@@ -118,11 +115,11 @@ void CudaReplica::bind(const session::Manifest& manifest, std::span<const replic
     gradients_.resize(parameters.size());
     hooks_.emplace(std::move(parameters),
                    [this](std::size_t index, const at::Tensor& parameter) { complete(index, parameter); });
-    parameter_upload_.emplace(device_, manifest, places, targets, sink, compute_.handle);
-    batch_upload_.emplace(device_, sink, input_.handle, compute_.handle, config_.step_timeout);
+    parameter_upload_.emplace(device_, to, targets, compute_.handle);
+    batch_upload_.emplace(device_, to.progress, input_.handle, compute_.handle, config_.step_timeout);
     results_.emplace(device_, compute_.handle);
     results_->read({}, usual_number_bytes);  // Later it would have to wait for what is queued.
-    gradient_copies_.emplace(device_, manifest, sink, compute_.handle, config_.step_timeout);
+    gradient_copies_.emplace(device_, to, compute_.handle, config_.step_timeout);
   });
 }
 
@@ -130,7 +127,7 @@ void CudaReplica::bind(const session::Manifest& manifest, std::span<const replic
 std::vector<std::byte*> CudaReplica::place_parameters(std::span<const replica::Place> places) {
   std::vector<std::byte*> targets;
   for (std::size_t i = 0; i < model_.parameters().size(); ++i) {
-    const auto& entry = manifest_->tensors[i];
+    const auto& entry = binding_->manifest.tensors[i];
     const auto options = model_.parameters()[i].tensor.options().device(torch_device_).requires_grad(false);
     const bool own = entry.shares < 0;
     values_.push_back(own ? at::empty({static_cast<std::int64_t>(entry.count)}, options) : at::Tensor());
@@ -148,7 +145,7 @@ void CudaReplica::move_buffers() {
     const auto& tensor = model_.buffers()[i].tensor;
     const auto moved = at::empty(tensor.sizes(), tensor.options().device(torch_device_));
     tensor.set_data(moved.copy_(tensor));
-    bytes = manifest_->buffers[i].offset + manifest_->buffers[i].bytes;
+    bytes = binding_->manifest.buffers[i].offset + binding_->manifest.buffers[i].bytes;
   }
   if (bytes > 0) staged_buffers_.grow(device_, bytes);
 }
@@ -223,7 +220,7 @@ void CudaReplica::run(std::span<const replica::Field> batch, double divisor) {
     hooks_->begin_micro_batch();
     const auto outputs = model_.forward(*uploaded, divisor, torch_device_.type());
     numbers_.add(outputs, divisor);
-    sink_->backward_begins();
+    binding_->progress.backward_begins();
     hooks_->begin_backward();
     outputs.loss.backward();
     hooks_->end_backward();
@@ -235,7 +232,7 @@ void CudaReplica::run(std::span<const replica::Field> batch, double divisor) {
 /// ones are added to it.
 void CudaReplica::complete(std::size_t index, const at::Tensor& parameter) {
   if (parameter.grad().is_sparse()) parameter.mutable_grad() = parameter.grad().to_dense();
-  if (collecting_ ? gradients_[index].defined() : !sink_->last_micro_batch()) return;
+  if (collecting_ ? gradients_[index].defined() : !binding_->progress.last_micro_batch()) return;
   const auto dense = dense_gradient(parameter);
   gradients_[index] = gradient_copies_->rounds(index) ? rounded(dense) : dense;
   gradient_copies_->written(index, memory_of(gradients_[index]));
@@ -260,7 +257,7 @@ void CudaReplica::queue_numbers() {
 /// Behind the loss and the scalars come the magnitudes.
 void CudaReplica::tell_magnitudes(const double* magnitude) {
   for (std::size_t i = 0; i < gradients_.size(); ++i)
-    if (gradients_[i].defined()) sink_->magnitude(i, *magnitude++);
+    if (gradients_[i].defined()) binding_->gradients.magnitude(i, *magnitude++);
 }
 
 replica::Totals CudaReplica::collect() {
@@ -284,8 +281,8 @@ replica::Totals CudaReplica::collect() {
 }
 
 void CudaReplica::await_buffers() {
-  SignsOfLife sink(*sink_);
-  device_.wait(buffers_copied_, sink, config_.step_timeout);
+  SignsOfLife waiter(binding_->progress);
+  device_.wait(buffers_copied_, waiter, config_.step_timeout);
 }
 
 /// The tensor as the manifest describes it: on the device, row-major.
@@ -303,7 +300,7 @@ void CudaReplica::save(const replica::State& to) {
       auto* const staged = staged_buffers_.span().data();
       std::vector<at::Tensor> copied;  // Kept until the copies are done.
       for (std::size_t i = 0; i < model_.buffers().size(); ++i) {
-        const auto& entry = manifest_->buffers[i];
+        const auto& entry = binding_->manifest.buffers[i];
         copied.push_back(on_device_as(model_.buffers()[i].tensor, entry));
         if (entry.bytes > 0)
           device_.copy(staged + entry.offset, memory_of(copied.back()), entry.bytes,
@@ -311,7 +308,7 @@ void CudaReplica::save(const replica::State& to) {
       }
       device_.record(buffers_copied_, compute_.handle);
       await_buffers();
-      for (const auto& entry : manifest_->buffers)
+      for (const auto& entry : binding_->manifest.buffers)
         std::memcpy(to.buffers + entry.offset, staged + entry.offset, entry.bytes);
     }
     tensor::store_generators(generators_, to.generator);
@@ -325,7 +322,7 @@ void CudaReplica::load(const replica::ConstState& from) {
       auto* const staged = staged_buffers_.span().data();
       std::vector<at::Tensor> targets;
       for (std::size_t i = 0; i < model_.buffers().size(); ++i) {
-        const auto& entry = manifest_->buffers[i];
+        const auto& entry = binding_->manifest.buffers[i];
         targets.push_back(on_device_as(model_.buffers()[i].tensor, entry));
         std::memcpy(staged + entry.offset, from.buffers + entry.offset, entry.bytes);
         if (entry.bytes > 0)

@@ -56,8 +56,7 @@ class CudaReplica final : public replica::Replica {
   ~CudaReplica() override;
 
   replica::Description describe() override { return model_.describe(); }
-  void bind(const session::Manifest& manifest, std::span<const replica::Place> places,
-            replica::Sink& sink) override;
+  void bind(const replica::Binding& to) override;
   void seed(std::uint64_t seed) override;
   void begin_attempt() override;
   void load_parameters() override { stale_ = true; }
@@ -86,8 +85,7 @@ class CudaReplica final : public replica::Replica {
   TorchStream compute_, input_;
   std::vector<at::Generator> generators_;
   CheckedModel model_;
-  const session::Manifest* manifest_ = nullptr;
-  replica::Sink* sink_ = nullptr;
+  std::optional<replica::Binding> binding_;
   std::vector<at::Tensor> values_;  ///< Memory of the parameters that have their own; undefined for others.
   device::PinnedPages staged_buffers_;  ///< All buffers, placed as in the manifest.
   device::Event buffers_copied_;

@@ -58,7 +58,7 @@ class Hook final : public PostAccumulateGradHook {
 
 }  // namespace
 
-GradientHooks::GradientHooks(std::vector<at::Tensor> parameters, replica::Sink& sink)
+GradientHooks::GradientHooks(std::vector<at::Tensor> parameters, replica::GradientSink& sink)
     : GradientHooks(
           std::move(parameters),
           [&sink](std::size_t index, const at::Tensor& parameter) {

@@ -33,7 +33,7 @@ class GradientHooks {
 
   /// Passes each gradient to the sink, and resets `.grad`. Parameter i is the i-th of the manifest. `sink`
   /// must outlive this object.
-  GradientHooks(std::vector<at::Tensor> parameters, replica::Sink& sink);
+  GradientHooks(std::vector<at::Tensor> parameters, replica::GradientSink& sink);
   /// Leaves `.grad` as it is.
   GradientHooks(std::vector<at::Tensor> parameters, Completed completed);
   ~GradientHooks();

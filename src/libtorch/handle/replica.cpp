@@ -75,19 +75,17 @@ bool register_replica() {
 
 Replica::Replica(const Config& config, std::unique_ptr<Model> model) : model_(config, std::move(model)) {}
 
-void Replica::bind(const session::Manifest& manifest, std::span<const replica::Place> places,
-                   replica::Sink& sink) {
-  manifest_ = &manifest;
-  sink_ = &sink;
+void Replica::bind(const replica::Binding& to) {
+  binding_.emplace(to);
   std::vector<at::Tensor> tensors;
   for (std::size_t i = 0; i < model_.parameters().size(); ++i) {
     const auto& parameter = model_.parameters()[i].tensor;
-    const auto& entry = manifest.tensors[i];
-    model_.place_parameter(i,
-                           tensor::view(places[i].data, entry.runner_dtype, entry.shape, places[i].strides));
+    const auto& entry = to.manifest.tensors[i];
+    model_.place_parameter(
+        i, tensor::view(to.places[i].data, entry.runner_dtype, entry.shape, to.places[i].strides));
     tensors.push_back(parameter);
   }
-  hooks_.emplace(std::move(tensors), sink);
+  hooks_.emplace(std::move(tensors), to.gradients);
 }
 
 void Replica::seed(std::uint64_t seed) { tensor::seed_generator(seed); }
@@ -102,7 +100,7 @@ void Replica::run(std::span<const replica::Field> batch, double divisor) {
     hooks_->begin_micro_batch();
     const auto outputs = model_.forward(batch_of(batch), divisor, at::kCPU);
     numbers_.add(outputs, divisor);
-    sink_->backward_begins();
+    binding_->progress.backward_begins();
     hooks_->begin_backward();
     outputs.loss.backward();
     hooks_->end_backward();
@@ -124,7 +122,7 @@ void Replica::save(const replica::State& to) {
     if (to.buffers != nullptr) {
       model_.restore_buffers();
       for (std::size_t i = 0; i < model_.buffers().size(); ++i) {
-        const auto& entry = manifest_->buffers[i];
+        const auto& entry = binding_->manifest.buffers[i];
         tensor::view(to.buffers + entry.offset, entry.dtype, entry.shape).copy_(model_.buffers()[i].tensor);
       }
     }
@@ -136,7 +134,7 @@ void Replica::load(const replica::ConstState& from) {
   in_model([&] {
     model_.restore_buffers();
     for (std::size_t i = 0; i < model_.buffers().size(); ++i) {
-      const auto& entry = manifest_->buffers[i];
+      const auto& entry = binding_->manifest.buffers[i];
       model_.buffers()[i].tensor.copy_(
           tensor::view(const_cast<std::byte*>(from.buffers) + entry.offset, entry.dtype, entry.shape));
     }

@@ -22,8 +22,7 @@ class Replica final : public replica::Replica {
   Replica(const Config& config, std::unique_ptr<Model> model);
 
   replica::Description describe() override { return model_.describe(); }
-  void bind(const session::Manifest& manifest, std::span<const replica::Place> places,
-            replica::Sink& sink) override;
+  void bind(const replica::Binding& to) override;
   void seed(std::uint64_t seed) override;
   void begin_attempt() override;
   void run(std::span<const replica::Field> batch, double divisor) override;
@@ -33,8 +32,7 @@ class Replica final : public replica::Replica {
 
  private:
   CheckedModel model_;
-  const session::Manifest* manifest_ = nullptr;
-  replica::Sink* sink_ = nullptr;
+  std::optional<replica::Binding> binding_;
   std::optional<GradientHooks> hooks_;
   AttemptNumbers numbers_;
 };

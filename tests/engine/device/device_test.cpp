@@ -87,10 +87,8 @@ TEST(Device, EveryCallThatFailsThrows) {
   }
 }
 
-class WaitingSink final : public replica::Sink {
+class ImpatientWaiter final : public base::Waiter {
  public:
-  void capture(std::size_t, const void*) override {}
-  void backward_begins() override {}
   bool wanted() override { return ++asked < enough; }
   int asked = 0, enough = 1000;
 };
@@ -112,11 +110,9 @@ struct HeldUp {
 };
 
 /// Wants everything, and releases the work when it is asked for the third time.
-class ReleasingSink final : public replica::Sink {
+class ReleasingWaiter final : public base::Waiter {
  public:
-  explicit ReleasingSink(HeldUp& held) : held_(held) {}
-  void capture(std::size_t, const void*) override {}
-  void backward_begins() override {}
+  explicit ReleasingWaiter(HeldUp& held) : held_(held) {}
   bool wanted() override {
     if (++asked == 3) *held_.released = true;
     return true;
@@ -130,7 +126,7 @@ class ReleasingSink final : public replica::Sink {
 TEST(Device, AWaitGivesSignsOfLifeUntilTheWorkIsDone) {
   FakeCuda fake(FakeCuda::Execution::threads);
   HeldUp held(fake);
-  ReleasingSink sink(held);
+  ReleasingWaiter sink(held);
   EXPECT_TRUE(held.device.wait(held.event, sink, 30));
   EXPECT_GE(sink.asked, 3);
 }
@@ -138,7 +134,7 @@ TEST(Device, AWaitGivesSignsOfLifeUntilTheWorkIsDone) {
 TEST(Device, AWaitEndsWhenTheResultIsNotWanted) {
   FakeCuda fake(FakeCuda::Execution::threads);
   HeldUp held(fake);
-  WaitingSink sink;
+  ImpatientWaiter sink;
   sink.enough = 2;
   EXPECT_FALSE(held.device.wait(held.event, sink, 30));
   EXPECT_EQ(sink.asked, 2);
@@ -156,7 +152,7 @@ TEST(Device, ThatHangsIsGivenUpAndNoCallWaitsForItAnyMore) {
     const auto registration = device.register_pages(memory.span(), device::register_read_write);
     fake.hang_after(0);
     device.record(event, stream.get());
-    WaitingSink sink;
+    ImpatientWaiter sink;
     const auto text = message_of<device::DeviceError>([&] { device.wait(event, sink, 0.5); });
     EXPECT_NE(text.find("the device hangs: it has not done its work within 0.5 s"), std::string::npos)
         << text;

@@ -62,7 +62,7 @@ TEST(GradientCopies, ToASlabThatCannotBeRegisteredGoThroughMemoryOfTheDriver) {
   Rig rig({});
   rig.copies.reset();
   rig.fake.fail("cudaHostRegister", 1, device::code::invalid_value);
-  rig.copies.emplace(rig.device, rig.manifest, rig.sink, rig.compute.get(), 30);
+  rig.copies.emplace(rig.device, rig.sink.binding(rig.manifest), rig.compute.get(), 30);
   for (const float value : {1.0F, 4.0F}) {
     rig.begin(value);
     rig.micro_batch(1, true, true);
@@ -205,7 +205,7 @@ TEST(GradientCopies, GiveEverythingBackWhereverAnAllocationFails) {
     try {
       device::Device device(FakeCuda::runtime(), 0);
       const auto compute = device.make_stream();
-      const device::GradientCopies copies(device, manifest, sink, compute.get(), 1);
+      const device::GradientCopies copies(device, sink.binding(manifest), compute.get(), 1);
     } catch (const device::DeviceError&) {
       failed = true;
     }

@@ -45,7 +45,7 @@ session::Manifest usual_manifest() {
 }
 
 /// The sink of one rank. Shards go to `shards`, at their place in the plan.
-class ShardSink final : public replica::Sink {
+class ShardSink final : public RunnerSide {
  public:
   explicit ShardSink(bool has_slab) : has_slab_(has_slab) {}
 
@@ -69,7 +69,6 @@ class ShardSink final : public replica::Sink {
     EXPECT_EQ(in_place, sums == memory_.span().data() + shard.first);
     std::copy_n(sums, shard.count(), shards.begin() + std::ptrdiff_t(shard.first));
   }
-  void backward_begins() override {}
   bool last_micro_batch() override { return last; }
   bool wanted() override { return wants; }
 
@@ -107,8 +106,8 @@ struct TeamRank {
       gradients.push_back(device.allocate(bytes));
       complete.push_back(device.make_event());
     }
-    upload.emplace(device, manifest, places, targets, sink, compute.get());
-    copies.emplace(device, manifest, sink, compute.get(), timeout_s);
+    upload.emplace(device, sink.binding(manifest, places), targets, compute.get());
+    copies.emplace(device, sink.binding(manifest), compute.get(), timeout_s);
   }
 
   int rank() const { return collectives.rank(); }

@@ -66,7 +66,7 @@ void upload_anew(Rig& rig) {
   rig.upload.reset();
   std::vector<std::byte*> targets;
   for (const auto& parameter : rig.parameters) targets.push_back(parameter.get());
-  rig.upload.emplace(rig.device, rig.manifest, rig.places, targets, rig.sink, rig.compute.get());
+  rig.upload.emplace(rig.device, rig.sink.binding(rig.manifest, rig.places), targets, rig.compute.get());
 }
 
 TEST(ParameterUpload, SaysThatTheReplicaIsBuiltBeforeItRegistersPages) {

@@ -14,12 +14,13 @@
 #include "engine/device/gradient_copies.hpp"
 #include "engine/device/parameter_upload.hpp"
 #include "engine/support/fake_cuda.hpp"
+#include "engine/support/runner_side.hpp"
 #include "pages.hpp"
 
 namespace accelmgr::test {
 
 /// A sink with a slab, or without one. It notes each gradient as it is at the moment when it arrives.
-class NotingSink final : public replica::Sink {
+class NotingSink final : public RunnerSide {
  public:
   NotingSink(const session::Manifest& manifest, bool has_slab)
       : manifest_(manifest),
@@ -53,7 +54,6 @@ class NotingSink final : public replica::Sink {
   void built() override {
     if (when_built) when_built();
   }
-  void backward_begins() override {}
   bool last_micro_batch() override { return last; }
   bool wanted() override { return asked == nullptr || asked(); }
 
@@ -99,8 +99,8 @@ class Rig {
       complete.push_back(device.make_event());
     }
     loss = device.allocate(sizeof(float));
-    upload.emplace(device, manifest, places, targets, sink, compute.get());
-    copies.emplace(device, manifest, sink, compute.get(), options.timeout_s);
+    upload.emplace(device, sink.binding(manifest, places), targets, compute.get());
+    copies.emplace(device, sink.binding(manifest), compute.get(), options.timeout_s);
   }
 
   std::size_t size() const { return manifest.tensors.size(); }

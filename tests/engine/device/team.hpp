@@ -19,10 +19,8 @@
 namespace accelmgr::test {
 
 /// Wants everything until it is told otherwise, from any thread.
-class TeamSink final : public replica::Sink {
+class TeamWaiter final : public base::Waiter {
  public:
-  void capture(std::size_t, const void*) override {}
-  void backward_begins() override {}
   bool wanted() override {
     ++asked;
     return wants;
@@ -55,7 +53,7 @@ class Team {
     }
     device::Stream& stream() { return streams[0]; }
 
-    TeamSink sink;
+    TeamWaiter sink;
     device::Device device;
     std::array<device::Stream, 2> streams;
     device::Event event;

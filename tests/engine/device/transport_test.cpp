@@ -17,6 +17,7 @@
 #include "engine/device/gradient_copies.hpp"
 #include "engine/device/parameter_upload.hpp"
 #include "engine/session/manifest.hpp"
+#include "engine/support/runner_side.hpp"
 #include "tested_runtime.hpp"
 
 namespace accelmgr::test {
@@ -39,7 +40,7 @@ session::Session attach(const session::Session& session) {
 }
 
 /// Gradients go to the slab of a session, or are captured there if it `has_slab` not.
-class SessionSink final : public replica::Sink {
+class SessionSink final : public RunnerSide {
  public:
   SessionSink(session::Session& session, const session::Manifest& manifest, bool has_slab)
       : session_(session), manifest_(manifest), has_slab_(has_slab) {}
@@ -55,7 +56,6 @@ class SessionSink final : public replica::Sink {
   bool is_trained(std::size_t index) override {
     return manifest_.tensors[index].group != session::Group::frozen || index == unfrozen;
   }
-  void backward_begins() override {}
   bool last_micro_batch() override { return last; }
   bool wanted() override {
     ++asked;
@@ -131,8 +131,10 @@ class Transport : public testing::TestWithParam<RuntimeKind> {
       copies.written(i, gradients[i].get());
     }
   }
-  device::GradientCopies make_copies() { return {device, manifest, sink, compute.get(), 60}; }
-  device::ParameterUpload make_upload() { return {device, manifest, places, targets, sink, compute.get()}; }
+  device::GradientCopies make_copies() { return {device, sink.binding(manifest), compute.get(), 60}; }
+  device::ParameterUpload make_upload() {
+    return {device, sink.binding(manifest, places), targets, compute.get()};
+  }
 
   session::Manifest manifest;
   session::Session host = make_session(manifest), runners = attach(host);
@@ -292,7 +294,7 @@ TEST_P(Transport, CopiesGradientsWhileTheGraphThatMakesThemGoesOn) {
 
 TEST_P(Transport, CapturesFromStagingMemoryWhereThereIsNoSlab) {
   auto upload = make_upload();
-  device::GradientCopies copies(device, manifest, capturing, compute.get(), 60);
+  device::GradientCopies copies(device, capturing.binding(manifest), compute.get(), 60);
   write(5);
   EXPECT_TRUE(copies.begin_attempt());
   copies.begin_work();

@@ -43,9 +43,9 @@ class Product final : public replica::Replica {
               .identity = 1}},
             {}};
   }
-  void bind(const session::Manifest&, std::span<const replica::Place> places, replica::Sink& sink) override {
-    weight_ = reinterpret_cast<const float*>(places[0].data);
-    sink_ = &sink;
+  void bind(const replica::Binding& to) override {
+    weight_ = reinterpret_cast<const float*>(to.places[0].data);
+    binding_.emplace(to);
   }
   void seed(std::uint64_t) override {}
   void begin_attempt() override { loss_ = runs_ = last_ = 0; }
@@ -54,16 +54,16 @@ class Product final : public replica::Replica {
     const auto* input = reinterpret_cast<const float*>(batch[0].data);
     std::array<float, width> gradient{};
     ++runs_;
-    if (sink_->last_micro_batch()) last_ = runs_;
+    if (binding_->progress.last_micro_batch()) last_ = runs_;
     for (std::size_t i = 0; i < width; ++i) {
       loss_ += double(weight_[i] * input[i]) / divisor;
       gradient[i] = static_cast<float>(input[i] / divisor);
     }
-    sink_->backward_begins();
-    sink_->capture(0, gradient.data());
+    binding_->progress.backward_begins();
+    binding_->gradients.capture(0, gradient.data());
   }
   replica::Totals collect() override {
-    while (waits_ != Waits::never && sink_->wanted()) sched_yield();
+    while (waits_ != Waits::never && binding_->progress.wanted()) sched_yield();
     if (waits_ == Waits::once) {
       waits_ = Waits::never;
       return {};
@@ -76,7 +76,7 @@ class Product final : public replica::Replica {
  private:
   std::array<float, width> initial_{1, 1, 1, 1};
   const float* weight_ = nullptr;
-  replica::Sink* sink_ = nullptr;
+  std::optional<replica::Binding> binding_;
   double loss_ = 0;
   double runs_ = 0, last_ = 0;  ///< Micro-batches, and which of them was said to be the last.
   int loads_ = 0;

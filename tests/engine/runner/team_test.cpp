@@ -14,6 +14,7 @@
 #include "engine/session/reduction.hpp"
 #include "engine/session/session_support.hpp"
 #include "engine/support/fake_nccl.hpp"
+#include "engine/support/runner_side.hpp"
 
 namespace accelmgr::test {
 namespace {
@@ -21,7 +22,7 @@ namespace {
 using session::RankMask;
 
 /// What a Runner is to its replica.
-class RankSink final : public replica::Sink {
+class RankSink final : public RunnerSide {
  public:
   RankSink(session::Session& session, int rank, const session::Manifest& manifest)
       : view(session, rank), gradients(view, manifest) {}
@@ -31,9 +32,7 @@ class RankSink final : public replica::Sink {
   void arrived(std::span<const std::size_t> indices) override { gradients.arrived(indices); }
   bool is_trained(std::size_t index) override { return gradients.is_trained(index); }
   void shard(session::Bytes shard, const std::byte* sums) override { gradients.shard(shard, sums); }
-  void backward_begins() override {}
   bool last_micro_batch() override { return true; }
-  bool wanted() override { return true; }
 
   session::RunnerView view;
   runner::Gradients gradients;
@@ -132,7 +131,7 @@ class Mixed {
     const auto compute = device.make_stream();
     std::optional<device::DeviceCollectives> collectives;
     std::vector<device::Memory> gradients;
-    device::GradientCopies copies(device, manifest_, sink, compute.get(), 30);
+    device::GradientCopies copies(device, sink.binding(manifest_), compute.get(), 30);
     if ((team >> rank & 1) != 0) {
       const int position = __builtin_popcount(team & ((RankMask{1} << rank) - 1));
       collectives.emplace(device, FakeNccl::table(), id_, position, __builtin_popcount(team), sink, 30);

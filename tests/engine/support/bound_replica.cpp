@@ -35,7 +35,7 @@ BoundReplica::BoundReplica(std::unique_ptr<replica::Replica> replica, std::uint6
     session::copy_strided(places_.back().data, places_.back().strides, from.data, from.strides, from.shape,
                           bytes);
   }
-  replica_->bind(manifest_, places_, sink_);
+  replica_->bind(sink_.binding(manifest_, places_));
   replica_->seed(seed);
   save();
 }

@@ -8,11 +8,12 @@
 #include <vector>
 
 #include "engine/replica/replica.hpp"
+#include "engine/support/runner_side.hpp"
 
 namespace accelmgr::test {
 
 /// Collects the gradients that a replica hands over: a sum for each parameter, by its index.
-class GradientSums final : public replica::Sink {
+class GradientSums final : public RunnerSide {
  public:
   void capture(std::size_t index, const void* gradient) override;
   void backward_begins() override { ++backwards; }

@@ -37,26 +37,24 @@ FakeDeviceReplica::~FakeDeviceReplica() {
   if (copies_) leave();
 }
 
-void FakeDeviceReplica::bind(const session::Manifest& manifest, std::span<const replica::Place> places,
-                             replica::Sink& sink) {
+void FakeDeviceReplica::bind(const replica::Binding& to) {
   if (fake_ == nullptr) fake_ = shared_fake();
-  manifest_ = &manifest;
-  sink_ = &sink;
+  binding_.emplace(to);
   device_.emplace(FakeCuda::runtime(), 0);
   compute_ = device_->make_stream();
-  const auto targets = allocate_parameters(places);
+  const auto targets = allocate_parameters(to.places);
   for (std::size_t i = 0; i < network_->parameters().size(); ++i) {
     sums_.push_back(device_->allocate(network_->parameters()[i].gradient.size()));
-    rounded_.push_back(device_->allocate(manifest.tensors[i].slab_bytes()));
+    rounded_.push_back(device_->allocate(to.manifest.tensors[i].slab_bytes()));
   }
   summed_.resize(sums_.size());
-  upload_.emplace(*device_, manifest, places, targets, sink, compute_.get());
-  copies_.emplace(*device_, manifest, sink, compute_.get(), timeout_s_);
+  upload_.emplace(*device_, to, targets, compute_.get());
+  copies_.emplace(*device_, to, compute_.get(), timeout_s_);
 }
 
 replica::TeamMember* FakeDeviceReplica::team_member() {
   if (!nccl_) return nullptr;
-  team_member_.emplace(*device_, nccl_(), *copies_, *upload_, *sink_, timeout_s_);
+  team_member_.emplace(*device_, nccl_(), *copies_, *upload_, binding_->progress, timeout_s_);
   return &*team_member_;
 }
 
@@ -67,7 +65,7 @@ std::vector<std::byte*> FakeDeviceReplica::allocate_parameters(std::span<const r
   std::vector<std::byte*> values;
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const auto bytes = size_of(parameters[i].dtype);
-    const auto& entry = manifest_->tensors[i];
+    const auto& entry = binding_->manifest.tensors[i];
     targets.push_back(nullptr);
     if (entry.shares < 0) targets.back() = memory_.emplace_back(device_->allocate(entry.count * bytes)).get();
     values.push_back(entry.shares < 0
@@ -107,7 +105,7 @@ void FakeDeviceReplica::begin_attempt() {
 void FakeDeviceReplica::run(std::span<const replica::Field> batch, double divisor) {
   const auto kept = std::make_shared<const Batch>(batch);
   launch([this, kept, divisor] { add_to(totals_, network_->forward(kept->fields), divisor); });
-  sink_->backward_begins();
+  binding_->progress.backward_begins();
   launch([this, divisor] { network_->backward(1 / divisor); });
   const auto& parameters = network_->parameters();
   for (std::size_t i = parameters.size(); i-- > 0;) {
@@ -115,7 +113,7 @@ void FakeDeviceReplica::run(std::span<const replica::Field> batch, double diviso
     launch_sum(i);
     if (copies_->rounds(i)) {
       launch([this, i] {
-        const auto& entry = manifest_->tensors[i];
+        const auto& entry = binding_->manifest.tensors[i];
         session::best_kernels().capture_copy(rounded_[i].get(), sums_[i].get(), entry.elements(),
                                              entry.types);
       });
@@ -137,22 +135,22 @@ replica::Totals FakeDeviceReplica::collect() {
   if (!done) return {};
   if (failure_) std::rethrow_exception(failure_);
   for (std::size_t i = 0; i < sums_.size(); ++i) {
-    const auto& entry = manifest_->tensors[i];
+    const auto& entry = binding_->manifest.tensors[i];
     if (summed_[i] != 0)
-      sink_->magnitude(
+      binding_->gradients.magnitude(
           i, session::best_kernels().largest(sums_[i].get(), entry.elements(), entry.types.gradient));
   }
   // In a session all memory can be registered.
-  if (!sink_->slab().empty() && fake_->unregistered_copies() > 0)
+  if (!binding_->gradient_places.slab().empty() && fake_->unregistered_copies() > 0)
     throw std::logic_error("a copy was slow, because its memory is not registered");
   return totals_;
 }
 
-void FakeDeviceReplica::save(const replica::State& to) { save_network(*network_, *manifest_, to); }
+void FakeDeviceReplica::save(const replica::State& to) { save_network(*network_, binding_->manifest, to); }
 
 void FakeDeviceReplica::load(const replica::ConstState& from) {
   leave();
-  load_network(*network_, *manifest_, from);
+  load_network(*network_, binding_->manifest, from);
 }
 
 }  // namespace accelmgr::test

@@ -28,8 +28,7 @@ class FakeDeviceReplica final : public replica::Replica {
   ~FakeDeviceReplica() override;
 
   replica::Description describe() override { return network_->description(); }
-  void bind(const session::Manifest& manifest, std::span<const replica::Place> places,
-            replica::Sink& sink) override;
+  void bind(const replica::Binding& to) override;
   void seed(std::uint64_t seed) override { network_->generator().seed(seed); }
   void begin_attempt() override;
   void load_parameters() override { upload_->load(); }
@@ -59,8 +58,7 @@ class FakeDeviceReplica final : public replica::Replica {
   std::exception_ptr failure_;
   std::shared_ptr<FakeCuda> fake_;  ///< Members below use it, and the kernels use members above.
   double timeout_s_;
-  const session::Manifest* manifest_ = nullptr;
-  replica::Sink* sink_ = nullptr;
+  std::optional<replica::Binding> binding_;
   std::optional<device::Device> device_;
   device::Stream compute_;
   std::vector<device::Memory> memory_;   ///< Values of the parameters.

@@ -9,30 +9,30 @@
 
 namespace accelmgr::test {
 
-void PlainReplica::bind(const session::Manifest& manifest, std::span<const replica::Place> places,
-                        replica::Sink& sink) {
-  manifest_ = &manifest;
+void PlainReplica::bind(const replica::Binding& to) {
+  binding_.emplace(to);
   auto& parameters = network_->parameters();
   for (std::size_t i = 0; i < parameters.size(); ++i) {
-    parameters[i].bind_values(places[i]);
-    parameters[i].dtype = manifest.tensors[i].runner_dtype;
+    parameters[i].bind_values(to.places[i]);
+    parameters[i].dtype = to.manifest.tensors[i].runner_dtype;
   }
-  sink_ = &sink;
 }
 
 void PlainReplica::run(std::span<const replica::Field> batch, double divisor) {
   const auto output = network_->forward(batch);
   add_to(totals_, output, divisor);
-  sink_->backward_begins();
+  binding_->progress.backward_begins();
   network_->backward(1 / divisor);
   auto& parameters = network_->parameters();
   for (std::size_t i = parameters.size(); i-- > 0;)
-    if (parameters[i].used) sink_->capture(i, parameters[i].gradient.data());
+    if (parameters[i].used) binding_->gradients.capture(i, parameters[i].gradient.data());
 }
 
-void PlainReplica::save(const replica::State& to) { save_network(*network_, *manifest_, to); }
+void PlainReplica::save(const replica::State& to) { save_network(*network_, binding_->manifest, to); }
 
-void PlainReplica::load(const replica::ConstState& from) { load_network(*network_, *manifest_, from); }
+void PlainReplica::load(const replica::ConstState& from) {
+  load_network(*network_, binding_->manifest, from);
+}
 
 void save_network(Network& network, const session::Manifest& manifest, const replica::State& to) {
   for (std::size_t i = 0; to.buffers != nullptr && i < manifest.buffers.size(); ++i)

@@ -2,6 +2,8 @@
 // micro-batch and hands over its gradients before it returns.
 #pragma once
 
+#include <optional>
+
 #include "engine/support/network.hpp"
 
 namespace accelmgr::test {
@@ -11,8 +13,7 @@ class PlainReplica final : public replica::Replica {
   explicit PlainReplica(std::unique_ptr<Network> network) : network_(std::move(network)) {}
 
   replica::Description describe() override { return network_->description(); }
-  void bind(const session::Manifest& manifest, std::span<const replica::Place> places,
-            replica::Sink& sink) override;
+  void bind(const replica::Binding& to) override;
   void seed(std::uint64_t seed) override { network_->generator().seed(seed); }
   void begin_attempt() override { totals_ = {}; }
   void run(std::span<const replica::Field> batch, double divisor) override;
@@ -22,8 +23,7 @@ class PlainReplica final : public replica::Replica {
 
  private:
   std::unique_ptr<Network> network_;
-  const session::Manifest* manifest_ = nullptr;
-  replica::Sink* sink_ = nullptr;
+  std::optional<replica::Binding> binding_;
   replica::Totals totals_;
 };
 

@@ -33,15 +33,13 @@ class Misdoer final : public replica::Replica {
                 .identity = 3}}};
     return {{weight_, bias_named("bias")}, {}};
   }
-  void bind(const session::Manifest&, std::span<const replica::Place>, replica::Sink& sink) override {
-    sink_ = &sink;
-  }
+  void bind(const replica::Binding& to) override { binding_.emplace(to); }
   void seed(std::uint64_t) override {}
   void begin_attempt() override { batches_ = 0; }
   void run(std::span<const replica::Field>, double) override {
     ++batches_;
-    sink_->backward_begins();
-    if (misdeed_ == "hands over too many") sink_->capture(2, memory_);
+    binding_->progress.backward_begins();
+    if (misdeed_ == "hands over too many") binding_->gradients.capture(2, memory_);
   }
   replica::Totals collect() override {
     if (misdeed_ == "has no result without a batch" && batches_ == 0)
@@ -60,7 +58,7 @@ class Misdoer final : public replica::Replica {
   }
 
   std::string misdeed_;
-  replica::Sink* sink_ = nullptr;
+  std::optional<replica::Binding> binding_;
   int batches_ = 0;  ///< Batches of this attempt.
   alignas(8) std::byte memory_[32]{};
   replica::Tensor weight_{.name = "weight", .shape = {2}, .strides = {1}, .data = memory_, .identity = 1};

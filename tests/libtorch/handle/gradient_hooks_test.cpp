@@ -41,7 +41,7 @@ struct Network {
 };
 
 /// Sums the gradients that the hooks hand over.
-class Sums final : public replica::Sink {
+class Sums final : public replica::GradientSink {
  public:
   explicit Sums(std::vector<at::Tensor> like) : like_(std::move(like)), sums_(like_.size()) {}
   void capture(std::size_t index, const void* gradient) override {
@@ -49,8 +49,6 @@ class Sums final : public replica::Sink {
     sums_[index] = sums_[index].defined() ? sums_[index].add(taken) : taken;
     order_.push_back(index);
   }
-  void backward_begins() override {}
-  bool wanted() override { return true; }
 
   void begin() {
     sums_.assign(like_.size(), {});

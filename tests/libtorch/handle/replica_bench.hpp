@@ -14,13 +14,14 @@
 #include "engine/replica/model.hpp"
 #include "engine/replica/replica.hpp"
 #include "engine/session/strided.hpp"
+#include "engine/support/runner_side.hpp"
 #include "pages.hpp"
 
 namespace accelmgr::test {
 
 /// The gradients of an attempt. Like a runner it stores the first one of a parameter and adds further ones,
 /// in the parameters' dtype. It notes what a device wrote as it is at the moment when it arrives.
-class BenchSink final : public replica::Sink {
+class BenchSink final : public RunnerSide {
  public:
   using Gradients = std::map<std::size_t, std::vector<std::byte>>;
 
@@ -104,7 +105,7 @@ class ReplicaBench {
       if (const auto& from = tensors.parameters[i]; manifest.tensors[i].shares < 0)
         session::copy_strided(places[i].data, places[i].strides, from.data, from.strides, from.shape,
                               size_of(from.dtype));
-    replica->bind(manifest, places, sink);
+    replica->bind(sink.binding(manifest, places));
     replica->seed(7);
     save();
   }
