@@ -136,8 +136,8 @@ class Fuzzed {
   std::mt19937_64 random_;
 };
 
-/// Opens up to `most` descriptors: of files that are not accelmgr's shared memory, and pidfds of this process.
-/// All are valid, because the kernel refuses to send a number that is not a descriptor.
+/// Opens up to `most` descriptors: of files that are not accelmgr's shared memory, and pidfds of this
+/// process. All are valid, because the kernel refuses to send a number that is not a descriptor.
 inline std::vector<base::UniqueFd> some_descriptors(Fuzzed& fuzzed, std::size_t most) {
   std::vector<base::UniqueFd> fds;
   for (auto count = fuzzed.below(most + 1); count > 0; --count) {
