@@ -1,8 +1,7 @@
 // Tests of the environment of each launched process: a table for each kind of launch, with a row for each
-// variable.
+// variable. ranks_test.cpp has those of ranks and sizes.
 #include "launcher/launch/plan/child_environment.hpp"
 
-#include <functional>
 #include <optional>
 #include <ostream>
 
@@ -78,40 +77,20 @@ Environment with(const Environment& more) {
   return all;
 }
 
-Options two_processes(const std::function<void(Options&)>& change = {}) {
-  Options options;
-  options.nprocs = 2;
-  if (change) change(options);
-  return options;
-}
-
 const Launch one_cpu_node = {"OneCpuNode",
                              cpu_node(8, inherited),
-                             two_processes([](Options& o) {
-                               o.environment = {{"EXTRA", "1"}, {"HOME", "/else"}};
-                             }),
-                             {{"RANK", {"0", "1"}},
-                              {"LOCAL_RANK", {"0", "1"}},
-                              {"WORLD_SIZE", both("2")},
-                              {"LOCAL_WORLD_SIZE", both("2")},
-                              {"GROUP_RANK", both("0")},
-                              {"GROUP_WORLD_SIZE", both("1")},
-                              {"MASTER_ADDR", both("127.0.0.1")},
+                             {.nprocs = 2, .environment = {{"EXTRA", "1"}, {"HOME", "/else"}}},
+                             {{"MASTER_ADDR", both("127.0.0.1")},
                               {"MASTER_PORT", both(absent)},
                               {"ACCELMGR_LAUNCH_BACKEND", both("shm")},
                               {"ACCELMGR_LAUNCH_TIMEOUT", both("300")},
                               {"ACCELMGR_LAUNCH_INTERFACE", both(absent)},
                               {"ACCELMGR_WORLD_MEMORY", both(absent)},
-                              {"ACCELMGR_ORDINAL", {"0", "1"}},
-                              {"ACCELMGR_LOCAL_ORDINAL", {"0", "1"}},
-                              {"ACCELMGR_WORLD_SIZE", both("2")},
                               {"ACCELMGR_MP_DEVICE", {"CPU:0", "CPU:1"}},
                               {"ACCELMGR_LOCAL_WORKER", both(absent)},
                               {"ACCELMGR_WORKERS", both(absent)},
                               {"ACCELMGR_DEVICE_MAP", both(absent)},
                               {"ACCELMGR_SERVICE_ADDRESS", both(absent)},
-                              {"ACCELMGR_TRAINER_ID", {"0", "1"}},
-                              {"ACCELMGR_TRAINERS_NUM", both("2")},
                               {"ACCELMGR_CURRENT_ENDPOINT", both(absent)},
                               {"ACCELMGR_TRAINER_ENDPOINTS", both(absent)},
                               {"ACCELMGR_SELECTED_GPUS", both(absent)},
@@ -128,25 +107,11 @@ const Launch one_cpu_node = {"OneCpuNode",
 const Launch second_of_two_cpu_nodes = {
     "SecondOfTwoCpuNodes",
     second(cpu_node(1, with({{"OMP_NUM_THREADS", "3"}}))),
-    two_processes([](Options& o) {
-      o.ips = "10.0.0.1,10.0.0.2";
-      o.master_port = 29500;
-    }),
-    {{"RANK", {"2", "3"}},
-     {"LOCAL_RANK", {"0", "1"}},
-     {"WORLD_SIZE", both("4")},
-     {"LOCAL_WORLD_SIZE", both("2")},
-     {"GROUP_RANK", both("1")},
-     {"GROUP_WORLD_SIZE", both("2")},
-     {"MASTER_ADDR", both("10.0.0.1")},
+    {.nprocs = 2, .ips = "10.0.0.1,10.0.0.2", .master_port = 29500},
+    {{"MASTER_ADDR", both("10.0.0.1")},
      {"MASTER_PORT", both("29500")},
      {"ACCELMGR_LAUNCH_BACKEND", both("gloo")},
-     {"ACCELMGR_ORDINAL", {"2", "3"}},
-     {"ACCELMGR_LOCAL_ORDINAL", {"0", "1"}},
-     {"ACCELMGR_WORLD_SIZE", both("4")},
      {"ACCELMGR_MP_DEVICE", {"CPU:2", "CPU:3"}},
-     {"ACCELMGR_TRAINER_ID", {"2", "3"}},
-     {"ACCELMGR_TRAINERS_NUM", both("4")},
      {"ACCELMGR_CURRENT_ENDPOINT", {"10.0.0.2:29500", "10.0.0.2:29501"}},
      {"ACCELMGR_TRAINER_ENDPOINTS", both("10.0.0.1:29500,10.0.0.1:29501,10.0.0.2:29500,10.0.0.2:29501")},
      {"OMP_NUM_THREADS", both("3")},
@@ -154,7 +119,7 @@ const Launch second_of_two_cpu_nodes = {
 
 const Launch one_gpu_node = {"OneGpuNode",
                              gpu_node(4, with({{"CUDA_VISIBLE_DEVICES", "3,1,2"}})),
-                             two_processes(),
+                             {.nprocs = 2},
                              {{"CUDA_VISIBLE_DEVICES", both("3,1")},
                               {"ACCELMGR_SELECTED_GPUS", {"3", "1"}},
                               {"FLAGS_selected_gpus", {"0", "1"}},
@@ -164,21 +129,21 @@ const Launch one_gpu_node = {"OneGpuNode",
 
 const Launch selected_gpus = {"SelectedGpus",
                               gpu_node(8, inherited),
-                              two_processes([](Options& o) { o.gpus = "5,4"; }),
+                              {.nprocs = 2, .gpus = "5,4"},
                               {{"CUDA_VISIBLE_DEVICES", both("5,4")},
                                {"ACCELMGR_SELECTED_GPUS", {"5", "4"}},
                                {"FLAGS_selected_gpus", {"0", "1"}}}};
 
 const Launch shared_gpu = {"SharedGpu",
                            gpu_node(1, inherited),
-                           two_processes([](Options& o) { o.oversubscribe = true; }),
+                           {.nprocs = 2, .oversubscribe = true},
                            {{"CUDA_VISIBLE_DEVICES", both("0")},
                             {"FLAGS_selected_gpus", both("0")},
                             {"ACCELMGR_MP_DEVICE", {"GPU:0", "GPU:1"}}}};
 
 const Launch cpus_beside_gpus = {"CpusBesideGpus",
                                  gpu_node(1, with({{"CUDA_VISIBLE_DEVICES", "0"}})),
-                                 two_processes([](Options& o) { o.backend = "shm"; }),
+                                 {.nprocs = 2, .backend = "shm"},
                                  {{"CUDA_VISIBLE_DEVICES", both("0")},
                                   {"ACCELMGR_SELECTED_GPUS", both(absent)},
                                   {"ACCELMGR_MP_DEVICE", {"CPU:0", "CPU:1"}}}};
@@ -187,10 +152,7 @@ const Launch worker_form_on_one_node = {
     "WorkerFormOnOneNode",
     gpu_node(2, with({{"ACCELMGR_GPU_NUM_DEVICES", "2"}})),
     {},
-    {{"ACCELMGR_ORDINAL", {"0", "1"}},
-     {"ACCELMGR_LOCAL_ORDINAL", {"0", "1"}},
-     {"ACCELMGR_WORLD_SIZE", both("2")},
-     {"ACCELMGR_MP_DEVICE", {"GPU:0", "GPU:1"}},
+    {{"ACCELMGR_MP_DEVICE", {"GPU:0", "GPU:1"}},
      {"CUDA_VISIBLE_DEVICES", {"0", "1"}},
      {"ACCELMGR_SELECTED_GPUS", {"0", "1"}},
      {"FLAGS_selected_gpus", both("0")},
@@ -220,11 +182,7 @@ const Launch worker_form_on_two_nodes = {
                              {"ACCELMGR_LOCAL_WORKER", "c:1"},
                              {"ACCELMGR_WORKERS", "c:0;10.0.0.1:5000|c:1;grpc://10.0.0.2:6000"}}))),
     {},
-    {{"RANK", {"2", "3"}},
-     {"ACCELMGR_ORDINAL", {"2", "3"}},
-     {"ACCELMGR_LOCAL_ORDINAL", {"0", "1"}},
-     {"ACCELMGR_WORLD_SIZE", both("4")},
-     {"ACCELMGR_MP_DEVICE", {"GPU:2", "GPU:3"}},
+    {{"ACCELMGR_MP_DEVICE", {"GPU:2", "GPU:3"}},
      {"CUDA_VISIBLE_DEVICES", {"0", "1"}},
      {"ACCELMGR_LOCAL_WORKER", {"localservice:2", "localservice:3"}},
      {"ACCELMGR_WORKERS", both(expanded)},
@@ -240,9 +198,8 @@ const Launch worker_form_on_two_nodes = {
 const Launch worker_form_on_cpus = {
     "WorkerFormOnCpus",
     second(cpu_node(4, with({{"ACCELMGR_SERVICE_ADDRESS", "10.0.0.1:7000"}}))),
-    two_processes([](Options& o) { o.workers = "c:0;10.0.0.1:5000|c:1;10.0.0.2:6000"; }),
-    {{"ACCELMGR_ORDINAL", {"2", "3"}},
-     {"ACCELMGR_MP_DEVICE", {"CPU:2", "CPU:3"}},
+    {.nprocs = 2, .workers = "c:0;10.0.0.1:5000|c:1;10.0.0.2:6000"},
+    {{"ACCELMGR_MP_DEVICE", {"CPU:2", "CPU:3"}},
      {"ACCELMGR_LOCAL_WORKER", {"localservice:2", "localservice:3"}},
      {"ACCELMGR_WORKERS", both(expanded)},
      {"ACCELMGR_DEVICE_MAP", both("CPU:0;/job:localservice/replica:0/task:0/device:XLA_CPU:0|"
@@ -262,10 +219,7 @@ const Launch tpu_form = {"TpuForm",
                          cpu_node(8, with({{"ACCELMGR_TPU_CONFIG", "tpu_worker;0;10.0.0.1:8470"},
                                            {"ACCELMGR_TPU_NUM_DEVICES", "2"}})),
                          {},
-                         {{"ACCELMGR_ORDINAL", {"0", "1"}},
-                          {"ACCELMGR_LOCAL_ORDINAL", {"0", "1"}},
-                          {"ACCELMGR_WORLD_SIZE", both("2")},
-                          {"ACCELMGR_MP_DEVICE", {"TPU:0", "TPU:1"}},
+                         {{"ACCELMGR_MP_DEVICE", {"TPU:0", "TPU:1"}},
                           {"ACCELMGR_LOCAL_WORKER", both("tpu_worker:0")},
                           {"ACCELMGR_TPU_CONFIG", {"tpu_worker;0;10.0.0.1:8470", absent}},
                           {"ACCELMGR_TPU_NUM_DEVICES", {"2", absent}},
@@ -273,17 +227,14 @@ const Launch tpu_form = {"TpuForm",
                           {"ACCELMGR_DEVICE_MAP", both(absent)},
                           {"CUDA_VISIBLE_DEVICES", both(absent)}}};
 
-const Launch tpu_form_on_two_nodes = {
-    "TpuFormOnTwoNodes",
-    second(cpu_node(8, with({{"ACCELMGR_LOCAL_WORKER", "t:1"}}))),
-    two_processes([](Options& o) { o.workers = "t;0;10.0.0.1:8470|t;1;10.0.0.2:8470"; }),
-    {{"ACCELMGR_ORDINAL", {"2", "3"}},
-     {"ACCELMGR_WORLD_SIZE", both("4")},
-     {"ACCELMGR_MP_DEVICE", {"TPU:2", "TPU:3"}},
-     {"ACCELMGR_LOCAL_WORKER", both("t:1")},
-     {"ACCELMGR_SERVICE_ADDRESS", both("10.0.0.1:2222")},
-     {"ACCELMGR_TPU_CONFIG", both(absent)},
-     {"ACCELMGR_TPU_NUM_DEVICES", both(absent)}}};
+const Launch tpu_form_on_two_nodes = {"TpuFormOnTwoNodes",
+                                      second(cpu_node(8, with({{"ACCELMGR_LOCAL_WORKER", "t:1"}}))),
+                                      {.nprocs = 2, .workers = "t;0;10.0.0.1:8470|t;1;10.0.0.2:8470"},
+                                      {{"ACCELMGR_MP_DEVICE", {"TPU:2", "TPU:3"}},
+                                       {"ACCELMGR_LOCAL_WORKER", both("t:1")},
+                                       {"ACCELMGR_SERVICE_ADDRESS", both("10.0.0.1:2222")},
+                                       {"ACCELMGR_TPU_CONFIG", both(absent)},
+                                       {"ACCELMGR_TPU_NUM_DEVICES", both(absent)}}};
 
 // A launch inside a launch: variables that gave this process its own place are not passed on to its children.
 const Launch within_a_launch = {"WithinALaunch",
@@ -293,7 +244,7 @@ const Launch within_a_launch = {"WithinALaunch",
                                                   {"ACCELMGR_WORKERS", expanded},
                                                   {"ACCELMGR_DEVICE_MAP", gpu_map},
                                                   {"ACCELMGR_SERVICE_ADDRESS", "10.0.0.1:2222"}})),
-                                two_processes(),
+                                {.nprocs = 2},
                                 {{"RANK", {"0", "1"}},
                                  {"ACCELMGR_ORDINAL", {"0", "1"}},
                                  {"ACCELMGR_WORLD_SIZE", both("2")},
@@ -309,13 +260,6 @@ INSTANTIATE_TEST_SUITE_P(Launch, ChildEnvironment,
                                            tpu_form, tpu_form_on_two_nodes, within_a_launch),
                          [](const auto& info) { return info.param.name; });
 
-TEST(ChildEnvironment, IsTheSameForEightTpusWithoutANumber) {
-  const auto node_info = cpu_node(8, {{"ACCELMGR_TPU_CONFIG", "t;0;10.0.0.1:8470"}});
-  const auto spec = resolve({}, node_info);
-  EXPECT_EQ(spec.nprocs, 8);
-  EXPECT_EQ(child_environment(spec, 7, node_info).at("ACCELMGR_MP_DEVICE"), "TPU:7");
-}
-
 // They need no address then: on one node MASTER_PORT is not set.
 TEST(Ranks, MeetInMemoryWithEveryBackendOfOneNode) {
   EXPECT_TRUE(ranks_meet_in_memory(resolve({.nprocs = 2}, cpu_node(2))));
@@ -323,17 +267,13 @@ TEST(Ranks, MeetInMemoryWithEveryBackendOfOneNode) {
   EXPECT_EQ(on_gpus.backend, "nccl");
   EXPECT_TRUE(ranks_meet_in_memory(on_gpus));
   EXPECT_FALSE(ranks_meet_in_memory(resolve({.nprocs = 1}, gpu_node(2))));
-  Options options{.nprocs = 2};
-  options.ips = "10.0.0.1,10.0.0.2";
-  options.node_rank = 0;
-  EXPECT_FALSE(ranks_meet_in_memory(resolve(options, gpu_node(2))));
+  EXPECT_FALSE(
+      ranks_meet_in_memory(resolve({.nprocs = 2, .ips = "10.0.0.1,10.0.0.2", .node_rank = 0}, gpu_node(2))));
 }
 
 TEST(ChildEnvironment, HasAtLeastOneThread) {
   const auto node_info = cpu_node(2);
-  Options options;
-  options.nprocs = 5;
-  EXPECT_EQ(child_environment(resolve(options, node_info), 4, node_info).at("OMP_NUM_THREADS"), "1");
+  EXPECT_EQ(child_environment(resolve({.nprocs = 5}, node_info), 4, node_info).at("OMP_NUM_THREADS"), "1");
 }
 
 }  // namespace

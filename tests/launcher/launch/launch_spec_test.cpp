@@ -1,5 +1,5 @@
 // Tests of the launch spec: the values of options that the user left open, and the source of each value.
-#include <ostream>
+#include <fmt/format.h>
 
 #include "launcher/launch/nodes.hpp"
 #include "launcher/launch/plan/child_environment.hpp"
@@ -7,88 +7,30 @@
 namespace accelmgr::launch {
 namespace {
 
-struct Spec {
-  std::string name;
-  NodeInfo node_info;
-  Options options;
-  std::string device, backend;
-  int nprocs;
-  std::string source_of_nprocs;
-};
-
-void PrintTo(const Spec& c, std::ostream* out) { *out << c.name; }
-
-class Defaults : public ::testing::TestWithParam<Spec> {};
-
-TEST_P(Defaults, FollowTheDevicesAndTheNodes) {
-  const auto& expected = GetParam();
-  const auto spec = resolve(expected.options, expected.node_info);
-  EXPECT_EQ(spec.device, expected.device);
-  EXPECT_EQ(spec.backend, expected.backend);
-  EXPECT_EQ(spec.nprocs, expected.nprocs);
-  EXPECT_EQ(spec.sources.at("nprocs"), expected.source_of_nprocs);
+TEST(Defaults, FollowTheDevicesAndTheNodes) {
+  const auto expect = [](const std::string& what, const NodeInfo& node_info, const Options& options = {}) {
+    const auto spec = resolve(options, node_info);
+    EXPECT_EQ(fmt::format("{} {} {} ({})", spec.device, spec.backend, spec.nprocs, spec.sources.at("nprocs")),
+              what);
+  };
+  const std::string nodes = "10.0.0.1,10.0.0.2";
+  expect("cpu shm 3 (default: 3 cores)", cpu_node(3));
+  expect("cpu shm 2 (option)", cpu_node(3), {.nprocs = 2});
+  expect("cpu gloo 3 (default: 3 cores)", cpu_node(3), {.ips = nodes});
+  expect("cpu serial 1 (default: serial is one process)", cpu_node(3), {.backend = "serial"});
+  expect("gpu nccl 4 (default: 4 GPUs)", gpu_node(4));
+  expect("gpu nccl 4 (default: 4 GPUs)", gpu_node(4), {.ips = nodes});
+  expect("gpu nccl 3 (option gpus)", gpu_node(4), {.gpus = "3,1,0"});
+  expect("gpu shm 1 (option gpus)", gpu_node(4), {.backend = "shm", .gpus = "3"});
+  expect("cpu gloo 4 (default: 4 GPUs)", gpu_node(4), {.backend = "gloo"});
+  expect("gpu nccl 2 (environment CUDA_VISIBLE_DEVICES)", gpu_node(4, {{"CUDA_VISIBLE_DEVICES", "2,3"}}));
+  expect("cpu shm 8 (default: 8 cores)", gpu_node(4, {{"CUDA_VISIBLE_DEVICES", ""}}));
+  expect("gpu nccl 2 (environment ACCELMGR_GPU_NUM_DEVICES)",
+         gpu_node(4, {{"ACCELMGR_GPU_NUM_DEVICES", "2"}}));
+  expect("cpu shm 8 (default: the TPU form)", cpu_node(9, {{"ACCELMGR_TPU_CONFIG", "t;0;h:1"}}));
+  expect("cpu shm 4 (environment ACCELMGR_TPU_NUM_DEVICES)",
+         cpu_node(9, {{"ACCELMGR_TPU_NUM_DEVICES", "4"}, {"ACCELMGR_LOCAL_WORKER", "t:0"}}));
 }
-
-INSTANTIATE_TEST_SUITE_P(
-    Launch, Defaults,
-    ::testing::Values(
-        Spec{"Cpu", cpu_node(3), {}, "cpu", "shm", 3, "default: 3 cores"},
-        Spec{"CpuAndOption", cpu_node(3), {.nprocs = 2}, "cpu", "shm", 2, "option"},
-        Spec{"CpuNodes", cpu_node(3), {.ips = "10.0.0.1,10.0.0.2"}, "cpu", "gloo", 3, "default: 3 cores"},
-        Spec{"Gpu", gpu_node(4), {}, "gpu", "nccl", 4, "default: 4 GPUs"},
-        Spec{"GpuNodes", gpu_node(4), {.ips = "10.0.0.1,10.0.0.2"}, "gpu", "nccl", 4, "default: 4 GPUs"},
-        Spec{"VisibleGpus",
-             gpu_node(4, {{"CUDA_VISIBLE_DEVICES", "2,3"}}),
-             {},
-             "gpu",
-             "nccl",
-             2,
-             "environment CUDA_VISIBLE_DEVICES"},
-        Spec{"SelectedGpus", gpu_node(4), {.gpus = "3,1,0"}, "gpu", "nccl", 3, "option gpus"},
-        Spec{"SelectedGpusOverSharedMemory",
-             gpu_node(4),
-             {.backend = "shm", .gpus = "3"},
-             "gpu",
-             "shm",
-             1,
-             "option gpus"},
-        Spec{"HiddenGpus",
-             gpu_node(4, {{"CUDA_VISIBLE_DEVICES", ""}}),
-             {},
-             "cpu",
-             "shm",
-             8,
-             "default: 8 cores"},
-        Spec{"CpusBesideGpus", gpu_node(4), {.backend = "gloo"}, "cpu", "gloo", 4, "default: 4 GPUs"},
-        Spec{"Serial",
-             cpu_node(3),
-             {.backend = "serial"},
-             "cpu",
-             "serial",
-             1,
-             "default: serial is one process"},
-        Spec{"ConfiguredGpus",
-             gpu_node(4, {{"ACCELMGR_GPU_NUM_DEVICES", "2"}}),
-             {},
-             "gpu",
-             "nccl",
-             2,
-             "environment ACCELMGR_GPU_NUM_DEVICES"},
-        Spec{"Tpu",
-             cpu_node(9, {{"ACCELMGR_TPU_CONFIG", "t;0;h:1"}}),
-             {},
-             "cpu",
-             "shm",
-             8,
-             "default: the TPU form"},
-        Spec{"ConfiguredTpus",
-             cpu_node(9, {{"ACCELMGR_TPU_NUM_DEVICES", "4"}, {"ACCELMGR_LOCAL_WORKER", "t:0"}}),
-             {},
-             "cpu",
-             "shm",
-             4,
-             "environment ACCELMGR_TPU_NUM_DEVICES"}),
-    [](const auto& info) { return info.param.name; });
 
 TEST(LaunchSpec, FindsThisNodeAmongTheAddresses) {
   for (const std::string other : {"10.0.0.9", "node9"})

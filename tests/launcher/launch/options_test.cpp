@@ -1,34 +1,12 @@
 // Tests of launch options that come from texts, deprecated ones among them, and from the configuration.
 #include "launcher/launch/plan/options.hpp"
 
-#include <spdlog/sinks/ostream_sink.h>
-#include <spdlog/spdlog.h>
-
-#include <sstream>
-
-#include "base/log.hpp"
 #include "launcher/launch/nodes.hpp"
 
 namespace accelmgr::launch {
 namespace {
 
 using Texts = std::map<std::string, std::string>;
-
-/// Captures what is logged while this object exists.
-class LogText {
- public:
-  LogText() : sink_(std::make_shared<spdlog::sinks::ostream_sink_mt>(text_)) {
-    base::log().spdlog().sinks().push_back(sink_);
-  }
-  ~LogText() { std::erase(base::log().spdlog().sinks(), sink_); }
-  LogText(const LogText&) = delete;
-  LogText& operator=(const LogText&) = delete;
-  std::string text() const { return text_.str(); }
-
- private:
-  std::ostringstream text_;
-  spdlog::sink_ptr sink_;
-};
 
 TEST(OptionTexts, SetEveryOption) {
   const auto options = options_from({{"nprocs", "3"},        {"join", "false"},
@@ -93,10 +71,13 @@ TEST(DeprecatedOption, WarnsAndWorks) {
   const auto expect_same = [](const std::string& name, const Texts& texts, const Texts& same,
                               const std::string& instead) {
     SCOPED_TRACE(::testing::PrintToString(texts));
-    const LogText log;
+    testing::internal::CaptureStderr();
     const auto options = options_from(texts);
-    EXPECT_TRUE(says(log.text(), {"option " + name + " is deprecated; " + instead}));
+    EXPECT_TRUE(
+        says(testing::internal::GetCapturedStderr(), {"option " + name + " is deprecated; " + instead}));
+    testing::internal::CaptureStderr();
     const auto today = options_from(same);
+    EXPECT_EQ(testing::internal::GetCapturedStderr(), "") << "options of today are not warned of";
     EXPECT_EQ(std::tie(options.gpus, options.xpus, options.ips, options.master_port, options.node_rank),
               std::tie(today.gpus, today.xpus, today.ips, today.master_port, today.node_rank));
   };
@@ -121,12 +102,6 @@ TEST(DeprecatedOption, NodeIpMustBeAmongTheAddresses) {
   const auto [text, key] = refusal([] { options_from({{"node_ip", "c"}, {"ips", "a,b"}}); });
   EXPECT_TRUE(says(text, {"node_ip is 'c'", "a,b"}));
   EXPECT_EQ(key, "node_ip");
-}
-
-TEST(OptionTexts, OfTodayAreNotWarnedOf) {
-  const LogText log;
-  options_from({{"gpus", "1"}, {"ips", "a"}});
-  EXPECT_EQ(log.text(), "");
 }
 
 TEST(LaunchConfig, BecomesOptions) {

@@ -2,12 +2,8 @@
 #include "launcher/launch/run/ports.hpp"
 
 #include <arpa/inet.h>
-#include <fcntl.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
-
-#include <cerrno>
-#include <set>
 
 #include "base/ipc/host_port.hpp"
 #include "launcher/launch/nodes.hpp"
@@ -25,31 +21,11 @@ bool connects(int port) {
   return ::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0;
 }
 
-TEST(BoundPort, AcceptsConnectionsAtOnce) {
-  const auto bound = bind_port();
-  EXPECT_GT(bound.port, 0);
-  EXPECT_TRUE(connects(bound.port));
-}
-
-TEST(BoundPort, IsNotInheritedByAccident) {
-  EXPECT_NE(::fcntl(bind_port().socket.get(), F_GETFD) & FD_CLOEXEC, 0);
-}
-
-TEST(BoundPort, IsNobodyElsesWhileItIsHeld) {
+TEST(BoundPort, AcceptsConnectionsAtOnceAndIsNobodyElsesWhileItIsHeld) {
   const auto first = bind_port();
   const auto second = bind_port(first.port);
   EXPECT_GT(second.port, first.port);
   EXPECT_TRUE(connects(first.port));
-}
-
-TEST(BoundPort, IsTheFirstFreeOneFromTheWantedOn) {
-  int port = 0;
-  {
-    const auto bound = bind_port();
-    port = bound.port;
-    EXPECT_TRUE(connects(port));
-  }
-  EXPECT_GE(bind_port(port).port, port);
 }
 
 TEST(BoundPort, IsRefusedWhereThereIsNone) {
@@ -60,7 +36,7 @@ TEST(BoundPort, IsRefusedWhereThereIsNone) {
       says(test::message_of<SystemError>([] { bind_port(65535); }), {"from 65535 to 65535", "in use"}));
 }
 
-TEST(WorkerPorts, AreThoseThatTheSpecTells) {
+TEST(WorkerPorts, AreThoseThatTheSpecTellsAndAreHandedToTheirProcesses) {
   const auto node_info = gpu_node(2, {{"ACCELMGR_GPU_NUM_DEVICES", "2"}});
   auto spec = resolve({}, node_info);
   EXPECT_TRUE(spec.xla.workers.empty());
@@ -75,12 +51,6 @@ TEST(WorkerPorts, AreThoseThatTheSpecTells) {
   EXPECT_EQ(spec.xla.service_address, text(ipc::HostPort{"node1.cluster", ports.service.port}));
   EXPECT_TRUE(connects(ports.service.port));
   EXPECT_TRUE(says(text(spec), {"(ports bound here)", "(port bound here)"}));
-}
-
-TEST(WorkerPorts, AreHandedToTheirProcesses) {
-  const auto node_info = gpu_node(2, {{"ACCELMGR_GPU_NUM_DEVICES", "2"}});
-  auto spec = resolve({}, node_info);
-  const auto ports = bind_worker_ports(spec, node_info);
   using Pairs = std::vector<std::pair<int, int>>;
   EXPECT_EQ(ports.descriptors(0),
             (Pairs{{ports.workers[0].socket.get(), 50}, {ports.service.socket.get(), 51}}));

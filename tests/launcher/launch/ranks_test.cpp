@@ -1,5 +1,5 @@
 // Checks with random launches that all nodes and local ranks together have every rank of the world exactly
-// once.
+// once, and that their variables say so.
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
 #include <rapidcheck/gtest.h>
@@ -61,9 +61,16 @@ RC_GTEST_PROP(Ranks, OccurExactlyOnceEach, ()) {
     RC_ASSERT(spec.world_size == nodes * nprocs);
     for (int i = 0; i < spec.nprocs; ++i) {
       const auto child = child_environment(spec, i, node_info);
-      ranks.push_back(std::stoi(child.at("RANK")));
-      RC_ASSERT(child.at("ACCELMGR_ORDINAL") == child.at("RANK"));
-      RC_ASSERT(child.at("LOCAL_RANK") == std::to_string(i));
+      const auto number = [&child](const char* name) { return std::stoi(child.at(name)); };
+      ranks.push_back(number("RANK"));
+      for (const auto* rank : {"ACCELMGR_ORDINAL", "ACCELMGR_TRAINER_ID"})
+        RC_ASSERT(number(rank) == ranks.back());
+      for (const auto* rank : {"LOCAL_RANK", "ACCELMGR_LOCAL_ORDINAL"}) RC_ASSERT(number(rank) == i);
+      for (const auto* size : {"WORLD_SIZE", "ACCELMGR_WORLD_SIZE", "ACCELMGR_TRAINERS_NUM"})
+        RC_ASSERT(number(size) == nodes * nprocs);
+      RC_ASSERT(number("LOCAL_WORLD_SIZE") == nprocs);
+      RC_ASSERT(number("GROUP_RANK") == node);
+      RC_ASSERT(number("GROUP_WORLD_SIZE") == nodes);
       if (way == Way::workers) {
         RC_ASSERT(spec.xla.workers.at(static_cast<std::size_t>(ranks.back())).address ==
                   (ipc::HostPort{address_of(node), 5000 + i}));

@@ -24,12 +24,6 @@ TEST(Workers, AreReadInTheWorkerForm) {
           {{"a", 0, {"10.0.0.1", 5000}}, {"b_2", 7, {"fd00::2", 6000}}, {"a", 1, {"node-3.cluster", 1}}}}));
 }
 
-TEST(Workers, AreReadInTheTpuForm) {
-  EXPECT_EQ(
-      parse_workers("tpu_worker;0;ismz9:25822|tpu_worker;1;[::1]:8470"),
-      (WorkerList{WorkerForm::tpu, {{"tpu_worker", 0, {"ismz9", 25822}}, {"tpu_worker", 1, {"::1", 8470}}}}));
-}
-
 TEST(Workers, AreWrittenInBothForms) {
   const List workers = {{"a", 0, {"h", 1}}, {"a", 1, {"::1", 2}}};
   EXPECT_EQ(text(workers, WorkerForm::worker), "a:0;grpc://h:1|a:1;grpc://[::1]:2");
