@@ -13,23 +13,15 @@ namespace {
 
 class Context : public Launched {};
 
-/// Ranks that run until the test tells them to return.
-Function until_told(const Line& line) {
-  return [&line](int rank, const Value&) {
-    line.tell_pidfd();
-    line.await_order();
-    return Value(rank);
-  };
-}
-
 TEST_F(Context, JoinIsFalseWhileSomeRunAndTrueWhenAllHaveEnded) {
   const Line line;
   auto context = spawn(until_told(line), {}, not_joined(options(2)));
   line.hear_pidfds(2);
   EXPECT_FALSE(context.join(0));
-  ipc::send(line.ours.get(), "end");
+  EXPECT_EQ(context.results(), (std::vector<Value>{nullptr, nullptr}));
+  line.order();
   EXPECT_FALSE(context.join(0.02)) << "one of them still runs";
-  ipc::send(line.ours.get(), "end");
+  line.order();
   EXPECT_TRUE(context.join());
   EXPECT_TRUE(context.join(0)) << "joined again";
   EXPECT_EQ(context.results(), (std::vector<Value>{0, 1}));
@@ -39,18 +31,18 @@ TEST_F(Context, EachProcessIsSeenToEndForItself) {
   const std::vector<Line> lines(2);
   auto context = spawn(
       [&](int rank, const Value&) {
-        ipc::receive(lines[static_cast<std::size_t>(rank)].theirs.get(), soon());
+        lines[static_cast<std::size_t>(rank)].await_order();
         return rank == 0 ? Value("done") : obey("throw");
       },
       {}, not_joined(options(2)));
   EXPECT_FALSE(context.wait(0, 0));
   for (const auto& process : context.processes()) EXPECT_FALSE(process.exit_code);
-  ipc::send(lines[0].ours.get(), "end");
+  lines[0].order();
   EXPECT_TRUE(context.wait(0, 20));
   EXPECT_EQ(context.processes()[0].exit_code, 0);
   EXPECT_EQ(context.results()[0], "done");
   EXPECT_FALSE(context.processes()[1].exit_code);
-  ipc::send(lines[1].ours.get(), "fail");
+  lines[1].order();
   EXPECT_TRUE(ipc::wait_ended(context.processes()[1].pidfd, soon()));
   const auto failed = context.processes()[1];
   EXPECT_EQ(failed.exit_code, 17) << "the pidfd tells of the end";
@@ -75,30 +67,17 @@ TEST_F(Context, IsJoinedByWhoSpawnedIt) {
   EXPECT_FALSE(context.join(0)) << "it is still of use";
 }
 
-TEST_F(Context, ResultsAreNullUntilTheyAreThere) {
+TEST_F(Context, DaemonsAreEndedWithTheContextAndWhenAnotherIsAssignedToIt) {
   const Line line;
-  auto context = spawn(until_told(line), {}, not_joined(options(2)));
-  line.hear_pidfds(2);
-  EXPECT_EQ(context.results(), (std::vector<Value>{nullptr, nullptr}));
-}
-
-TEST_F(Context, DaemonsAreEndedWithTheContext) {
-  const Line line;
-  std::vector<base::UniqueFd> pidfds;
+  std::vector<base::UniqueFd> first, second;
   {
-    const auto context = spawn(until_told(line), {}, not_joined(options(2)));
-    pidfds = line.hear_pidfds(2);
+    auto context = spawn(until_told(line), {}, not_joined(options(2)));
+    first = line.hear_pidfds(2);
+    context = spawn(until_told(line), {}, not_joined(options(2)));
+    expect_ended(first);
+    second = line.hear_pidfds(2);
   }
-  expect_ended(pidfds);
-}
-
-TEST_F(Context, AnotherContextAssignedToItLetsGoOfTheFirst) {
-  const Line line;
-  auto context = spawn(until_told(line), {}, not_joined(options(2)));
-  const auto pidfds = line.hear_pidfds(2);
-  context = spawn("tell", {}, options(2));
-  expect_ended(pidfds);
-  EXPECT_TRUE(context.join());
+  expect_ended(second);
 }
 
 /// A program whose ranks still run when it returns from main(), which it does when it hears from `go`. It
@@ -125,11 +104,10 @@ TEST_F(Context, TheProgramWaitsForThoseThatAreNoDaemonsBeforeItEnds) {
   const Line line, go;
   const auto client = program(line, go, false);
   line.hear_pidfds(2);
-  ipc::send(go.ours.get(), "go");
+  go.order();
   EXPECT_EQ(line.hear().bytes, "let go");
   EXPECT_FALSE(ipc::wait_ended(client.pidfd.get(), base::Deadline::in_seconds(0.05)));
-  ipc::send(line.ours.get(), "end");
-  ipc::send(line.ours.get(), "end");
+  line.order(2);
   EXPECT_EQ(end_of(client), "exit code 0");
 }
 
@@ -137,9 +115,9 @@ TEST_F(Context, DaemonsAreEndedWithTheProgram) {
   const Line line, go;
   const auto client = program(line, go, true);
   const auto ranks = line.hear_pidfds(2);
-  ipc::send(go.ours.get(), "go");
+  go.order();
   EXPECT_EQ(end_of(client), "exit code 0");
-  for (const auto& rank : ranks) EXPECT_TRUE(ipc::wait_ended(rank.get(), soon()));
+  expect_all_end(ranks);
 }
 
 }  // namespace

@@ -12,12 +12,6 @@
 namespace accelmgr::launch::test {
 namespace {
 
-void expect_says(const SpawnError& error, const std::vector<std::string>& parts) {
-  for (const auto& part : parts)
-    EXPECT_NE(std::string(error.what()).find(part), std::string::npos)
-        << "no '" << part << "' in: " << error.what();
-}
-
 class Failing : public Launched, public testing::WithParamInterface<StartMethod> {
  protected:
   static SpawnError obeyed(const Value& orders) {
@@ -35,29 +29,24 @@ TEST_P(Failing, AnExceptionIsToldWithRankTypeTextAndTrace) {
   EXPECT_EQ(error.first().phase, "function");
   EXPECT_GT(error.first().time_s, 1.6e9);
   EXPECT_TRUE(error.later().empty()) << "who was ended because of it has not failed";
-  expect_says(error, {"rank 1", "std::runtime_error", "as ordered", "exit code 17"});
+  EXPECT_TRUE(says(error.what(), {"rank 1", "std::runtime_error", "as ordered", "exit code 17"}));
 }
 
-TEST_P(Failing, NestedExceptionsAreTheTraceOutermostFirst) {
-  const auto error = obeyed({"hang", "throw nested 2"});
-  EXPECT_NE(error.trace().find("#0 std::_Nested_exception<std::runtime_error>: level 2"), std::string::npos)
-      << error.trace();
-  EXPECT_NE(error.trace().find("#2 std::out_of_range: the cause"), std::string::npos) << error.trace();
-}
-
-TEST_P(Failing, ATraceIsBounded) {
+TEST_P(Failing, NestedExceptionsAreTheTraceOutermostFirstUpToABound) {
+  EXPECT_TRUE(
+      says(obeyed({"hang", "throw nested 2"}).trace(),
+           {"#0 std::_Nested_exception<std::runtime_error>: level 2", "#2 std::out_of_range: the cause"}));
   const auto trace = obeyed({"hang", "throw nested 100"}).trace();
   EXPECT_NE(trace.find("#15 "), std::string::npos);
   EXPECT_EQ(trace.find("#17 "), std::string::npos);
 }
 
-TEST_P(Failing, WhatIsNoExceptionOfTheLibraryIsToldByItsType) {
-  EXPECT_EQ(obeyed({"throw int", "hang"}).first().type, "int");
-}
-
-TEST_P(Failing, AnExceptionThatSaysNothingIsToldByItsType) {
-  expect_says(obeyed({"throw nothing", "hang"}), {"rank 0 failed: std::runtime_error: (no message)"});
-  expect_says(obeyed({"throw int", "hang"}), {"rank 0 failed: int: (no message)"});
+TEST_P(Failing, WhatSaysNothingIsToldByItsType) {
+  EXPECT_TRUE(
+      says(obeyed({"throw nothing", "hang"}).what(), {"rank 0 failed: std::runtime_error: (no message)"}));
+  const auto error = obeyed({"throw int", "hang"});
+  EXPECT_EQ(error.first().type, "int");
+  EXPECT_TRUE(says(error.what(), {"rank 0 failed: int: (no message)"}));
 }
 
 TEST_P(Failing, TheFramesOfAnErrorOfTorchAreLeftOut) {
@@ -67,7 +56,7 @@ TEST_P(Failing, TheFramesOfAnErrorOfTorchAreLeftOut) {
 }
 
 TEST_P(Failing, AnExitCodeIsTold) {
-  const auto error = obeyed({"hang", "hang", "exit 3"});
+  const auto error = obeyed({"hang", "return", "exit 3"});
   EXPECT_EQ(error.rank(), 2);
   EXPECT_EQ(error.exit_code(), 3);
 }
@@ -77,11 +66,7 @@ TEST_P(Failing, ASignalIsToldByItsName) {
   EXPECT_EQ(error.rank(), 0);
   EXPECT_EQ(error.signal(), SIGKILL);
   EXPECT_EQ(error.exit_code(), 0);
-  expect_says(error, {"signal 9", "KILL"});
-}
-
-TEST_P(Failing, AFailureAmongRanksThatReturnIsOne) {
-  EXPECT_EQ(obeyed({"return", "return", "exit 1"}).rank(), 2);
+  EXPECT_TRUE(says(error.what(), {"signal 9", "KILL"}));
 }
 
 TEST_P(Failing, ASetupThatFailsIsToldAsOne) {
@@ -90,7 +75,7 @@ TEST_P(Failing, ASetupThatFailsIsToldAsOne) {
   const auto error = failure_of([&] { spawn("tell", {"throw", "hang"}, chosen); });
   EXPECT_EQ(error.rank(), 0);
   EXPECT_EQ(error.first().phase, "setup");
-  expect_says(error, {"setup"});
+  EXPECT_TRUE(says(error.what(), {"setup"}));
 }
 
 INSTANTIATE_TEST_SUITE_P(StartMethods, Failing, every_method, method_name);
@@ -116,7 +101,7 @@ TEST_F(Failures, WhatHappenedBeforeAnybodyJoinedIsToldInTheOrderOfTime) {
       {}, not_joined(options(4)));
   const auto pids = context.pids();
   for (const int rank : {2, 0, 3}) {
-    ipc::send(lines[static_cast<std::size_t>(rank)].ours.get(), "fail");
+    lines[static_cast<std::size_t>(rank)].order();
     wait_gone(pids[static_cast<std::size_t>(rank)]);
   }
   const auto error = failure_of([&] { context.join(); });
@@ -127,17 +112,15 @@ TEST_F(Failures, WhatHappenedBeforeAnybodyJoinedIsToldInTheOrderOfTime) {
   EXPECT_EQ(error.later()[0].what, "of rank 0");
   EXPECT_EQ(error.later()[1].rank, 3);
   EXPECT_EQ(error.later()[1].signal, SIGKILL);
-  expect_says(error, {"rank 2", "rank 0", "of rank 0", "rank 3"});
+  EXPECT_TRUE(says(error.what(), {"rank 2", "rank 0", "of rank 0", "rank 3"}));
   EXPECT_EQ(failure_of([&] { context.join(); }).what(), std::string(error.what())) << "joined again";
 }
 
 TEST_F(Failures, TheExceptionIsPrintedWithItsDevice) {
   testing::internal::CaptureStderr();
   failure_of([] { spawn("obey", {"throw", "hang"}, options(2)); });
-  const auto text = testing::internal::GetCapturedStderr();
-  EXPECT_NE(text.find("Exception in device=CPU:0: as ordered\n#0 std::runtime_error: as ordered\n"),
-            std::string::npos)
-      << text;
+  EXPECT_TRUE(says(testing::internal::GetCapturedStderr(),
+                   {"Exception in device=CPU:0: as ordered\n#0 std::runtime_error: as ordered\n"}));
 }
 
 TEST_F(Failures, TheErrorFileIsWrittenWhereOneIsAskedFor) {

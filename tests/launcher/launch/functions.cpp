@@ -23,6 +23,7 @@ Value tell(int rank, const Value& args) {
           {"LOCAL_RANK", variable("LOCAL_RANK")},
           {"WORLD_SIZE", variable("WORLD_SIZE")},
           {"OURS", variable("OURS")},
+          {"PREPARED", variable("PREPARED")},
           {"http_proxy", variable("http_proxy")},
           {"directory", std::filesystem::current_path().string()},
           {"own group", getpgrp() == getpid()},
@@ -67,7 +68,6 @@ void register_functions() {
     setenv("PREPARED", "yes", 1);
     return Value();
   });
-  register_function("prepared", [](int, const Value&) { return Value(variable("PREPARED")); });
 }
 
 }  // namespace accelmgr::launch::test

@@ -6,8 +6,7 @@
 namespace accelmgr::launch::test {
 
 /// Registers these functions. "tell": returns the rank's arguments and variables. "obey": does what
-/// args[rank] says. "bytes": returns a text of args[0] bytes. "prepare": sets $PREPARED. "prepared": returns
-/// $PREPARED.
+/// args[rank] says. "bytes": returns a text of args[0] bytes. "prepare": sets $PREPARED.
 void register_functions();
 
 /// Does what `how` says: "throw", "throw nested DEPTH", "exit 3", "kill 9", "hang" and others; returns any

@@ -18,10 +18,12 @@
 #include "base/ipc/socket.hpp"
 #include "base/ipc/wait_ready.hpp"
 #include "message_of.hpp"
+#include "refusal.hpp"
 
 namespace accelmgr::launch::test {
 
 using accelmgr::test::message_of;
+using accelmgr::test::says;
 using ipc::test::end_of;
 using ipc::test::fork_child;
 using ipc::test::hang;
@@ -81,6 +83,10 @@ struct Line {
     ipc::send(theirs.get(), text, fds);
   }
   ipc::Message hear() const { return ipc::receive(ours.get(), soon()).value(); }
+  /// Gives so many ranks the order that they await.
+  void order(int ranks = 1) const {
+    for (; ranks > 0; --ranks) ipc::send(ours.get(), "order");
+  }
   /// A rank: waits for one packet of the test. Several ranks may wait at the same time, each for one, which
   /// ipc::receive() does not allow.
   void await_order() const {
@@ -115,6 +121,33 @@ struct Line {
 
 inline void expect_ended(const std::vector<base::UniqueFd>& pidfds) {
   for (const auto& pidfd : pidfds) EXPECT_TRUE(ipc::has_ended(pidfd.get())) << "a process is left";
+}
+
+inline void expect_all_end(const std::vector<base::UniqueFd>& pidfds) {
+  for (const auto& pidfd : pidfds) EXPECT_TRUE(ipc::wait_ended(pidfd.get(), soon())) << "a process is left";
+}
+
+inline std::vector<base::UniqueFd> pidfds_of(const SpawnContext& context) {
+  std::vector<base::UniqueFd> pidfds;
+  for (const pid_t pid : context.pids()) pidfds.push_back(ipc::open_pidfd(pid));
+  return pidfds;
+}
+
+/// Ranks that tell their pidfds, and return when the test orders it.
+inline Function until_told(const Line& line) {
+  return [&line](int rank, const Value&) {
+    line.tell_pidfd();
+    line.await_order();
+    return Value(rank);
+  };
+}
+
+/// Ranks that tell their pidfds, and run until they are killed.
+inline Function hanging(const Line& line) {
+  return [&line](int, const Value&) -> Value {
+    line.tell_pidfd();
+    hang();
+  };
 }
 
 /// A fixture for tests of processes: none may be left after a test.

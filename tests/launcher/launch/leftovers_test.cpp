@@ -53,7 +53,7 @@ TEST_F(Leftovers, ARankThatIgnoresTermIsKilledAtTheBound) {
       },
       {}, quick(not_joined(options(3))));
   const auto pidfds = line.hear_pidfds(3);
-  ipc::send(line.ours.get(), "fail");
+  line.order();
   EXPECT_EQ(failure_of([&] { context.join(); }).rank(), 1);
   expect_ended(pidfds);
 }
@@ -78,8 +78,7 @@ TEST_F(Leftovers, WhoHasABoundToEndInUsesIt) {
       },
       {}, chosen);
   const auto pidfds = line.hear_pidfds(2);
-  ipc::send(line.ours.get(), "go");
-  ipc::send(line.ours.get(), "go");
+  line.order(2);
   failure_of([&] { context.join(); });
   EXPECT_EQ(line.hear().bytes, "cleaned up");
   expect_ended(pidfds);
@@ -98,7 +97,7 @@ TEST_F(Leftovers, AStoppedRankEnds) {
       },
       {}, chosen);
   const auto pidfds = line.hear_pidfds(2);
-  ipc::send(line.ours.get(), "fail");
+  line.order();
   EXPECT_EQ(failure_of([&] { context.join(); }).rank(), 1);
   expect_ended(pidfds);
 }
@@ -114,7 +113,7 @@ TEST_F(Leftovers, GrandchildrenEndWithAFailureEvenInSessionsOfTheirOwn) {
         },
         {}, quick(not_joined(options(2))));
     const auto pidfds = line.hear_pidfds(4);
-    ipc::send(line.ours.get(), "fail");
+    line.order();
     EXPECT_EQ(failure_of([&] { context.join(); }).rank(), 1);
     expect_ended(pidfds);
   }
@@ -176,7 +175,7 @@ ipc::Child launching(const Line& line, StartMethod method, Before before) {
 void expect_all_end_with(const ipc::Child& client, const Line& line) {
   const auto pidfds = line.hear_pidfds(3);
   ipc::send_signal(client.pidfd.get(), SIGKILL);
-  for (const auto& pidfd : pidfds) EXPECT_TRUE(ipc::wait_ended(pidfd.get(), soon()));
+  expect_all_end(pidfds);
   EXPECT_EQ(end_of(client), "killed by signal 9 (KILL)");
   // Processes that the ranks started would now be children of this process.
   expect_nothing_left();
@@ -212,12 +211,7 @@ TEST_F(Leftovers, EverythingEndsWithTheCallerThoughAForkOfItHoldsItsDescriptors)
   // caller's end.
   const Line line, other;
   const auto client = fork_child([&] {
-    auto context = spawn(
-        [&](int, const Value&) {
-          line.tell_pidfd();
-          return obey("hang");
-        },
-        {}, not_joined(options(3)));
+    const auto context = spawn(hanging(line), {}, not_joined(options(3)));
     if (fork() == 0) {
       other.tell_pidfd();
       hang();
@@ -227,7 +221,7 @@ TEST_F(Leftovers, EverythingEndsWithTheCallerThoughAForkOfItHoldsItsDescriptors)
   });
   const auto pidfds = line.hear_pidfds(3), copy = other.hear_pidfds(1);
   ipc::send_signal(client.pidfd.get(), SIGKILL);
-  for (const auto& pidfd : pidfds) EXPECT_TRUE(ipc::wait_ended(pidfd.get(), soon()));
+  expect_all_end(pidfds);
   EXPECT_FALSE(ipc::has_ended(copy[0].get())) << "it is nobody's business but the caller's";
   ipc::send_signal(copy[0].get(), SIGKILL);
   end_of(client);
@@ -236,12 +230,7 @@ TEST_F(Leftovers, EverythingEndsWithTheCallerThoughAForkOfItHoldsItsDescriptors)
 TEST_F(Leftovers, EverythingEndsWithTheCallerThoughTheForkServerIsStopped) {
   const Line line;
   const auto client = fork_child([&] {
-    const auto context = spawn(
-        [&](int, const Value&) {
-          line.tell_pidfd();
-          return obey("hang");
-        },
-        {}, not_joined(options(2)));
+    const auto context = spawn(hanging(line), {}, not_joined(options(2)));
     const auto fork_server = ipc::open_pidfd(fork_server_of(context));
     const int fd = fork_server.get();
     ipc::send_signal(fd, SIGSTOP);
@@ -251,19 +240,13 @@ TEST_F(Leftovers, EverythingEndsWithTheCallerThoughTheForkServerIsStopped) {
   });
   const auto pidfds = line.hear_pidfds(3);
   ipc::send_signal(client.pidfd.get(), SIGKILL);
-  for (const auto& pidfd : pidfds) EXPECT_TRUE(ipc::wait_ended(pidfd.get(), soon()));
+  expect_all_end(pidfds);
   end_of(client);
 }
 
 TEST_F(Leftovers, AForkOfTheCallerCanLetGoOfItsCopyOfTheContext) {
   const Line line;
-  auto context = spawn(
-      [&](int rank, const Value&) {
-        line.tell_pidfd();
-        line.await_order();
-        return Value(rank);
-      },
-      {}, not_joined(options(2)));
+  auto context = spawn(until_told(line), {}, not_joined(options(2)));
   const auto pidfds = line.hear_pidfds(2);
   auto* const copied = &context;
   EXPECT_EQ(end_of(fork_child([copied] {
@@ -272,8 +255,7 @@ TEST_F(Leftovers, AForkOfTheCallerCanLetGoOfItsCopyOfTheContext) {
               return 0;
             })),
             "exit code 0");
-  ipc::send(line.ours.get(), "end");
-  ipc::send(line.ours.get(), "end");
+  line.order(2);
   EXPECT_TRUE(context.join());
   EXPECT_EQ(context.results(), (std::vector<Value>{0, 1}));
 }
@@ -281,15 +263,12 @@ TEST_F(Leftovers, AForkOfTheCallerCanLetGoOfItsCopyOfTheContext) {
 TEST_F(Leftovers, AKilledForkServerTakesAllWithItAndIsTold) {
   for (const auto method : {StartMethod::fork, StartMethod::spawn, StartMethod::forkserver}) {
     auto context = spawn("obey", {"hang", "hang", "hang"}, not_joined(options(3, method)));
-    std::vector<base::UniqueFd> pidfds;
-    for (const pid_t pid : context.pids()) pidfds.push_back(ipc::open_pidfd(pid));
+    const auto pidfds = pidfds_of(context);
     kill(fork_server_of(context), SIGKILL);
     const auto error = failure_of([&] { context.join(); });
     expect_ended(pidfds);
-    EXPECT_NE(std::string(error.what()).find("fork server"), std::string::npos) << error.what();
     // Only the parent of the fork server learns how it ended. For `forkserver` the parent is the zygote.
-    const bool is_ours = method != StartMethod::forkserver;
-    EXPECT_NE(std::string(error.what()).find(is_ours ? "KILL" : "ended"), std::string::npos) << error.what();
+    EXPECT_TRUE(says(error.what(), {"fork server", method != StartMethod::forkserver ? "KILL" : "ended"}));
     expect_nothing_left();
   }
 }
@@ -305,13 +284,12 @@ TEST_F(Leftovers, WhatTheRanksHadStartedEndsWithAKilledForkServerToo) {
   const auto pidfds = line.hear_pidfds(4);
   kill(fork_server_of(context), SIGKILL);
   failure_of([&] { context.join(); });
-  for (const auto& pidfd : pidfds) EXPECT_TRUE(ipc::wait_ended(pidfd.get(), soon()));
+  expect_all_end(pidfds);
 }
 
 TEST_F(Leftovers, AStoppedForkServerDoesNotHoldUpTermination) {
   auto context = spawn("obey", {"hang", "hang"}, quick(not_joined(options(2))));
-  std::vector<base::UniqueFd> pidfds;
-  for (const pid_t pid : context.pids()) pidfds.push_back(ipc::open_pidfd(pid));
+  const auto pidfds = pidfds_of(context);
   kill(fork_server_of(context), SIGSTOP);
   context.terminate();
   expect_ended(pidfds);

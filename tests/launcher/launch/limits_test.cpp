@@ -43,15 +43,14 @@ TEST_F(Limits, NoMoreDescriptorsIsToldAsThatLimit) {
       const rlimit limit{static_cast<rlim_t>(open) + more, static_cast<rlim_t>(open) + more};
       setrlimit(RLIMIT_NOFILE, &limit);
     });
-    EXPECT_NE(text.find("RLIMIT_NOFILE"), std::string::npos) << text;
+    EXPECT_TRUE(says(text, {"RLIMIT_NOFILE"}));
   }
 }
 
 TEST_F(Limits, NoMoreProcessesIsToldAsThatLimit) {
   // RLIMIT_NPROC does not bind root, so the system call is made to fail as it would under the limit.
   const auto text = said(StartMethod::fork, [] { ipc::test::fail_system_call(SYS_clone, EAGAIN); });
-  EXPECT_NE(text.find("RLIMIT_NPROC"), std::string::npos) << text;
-  EXPECT_NE(text.find("pids.max"), std::string::npos) << text;
+  EXPECT_TRUE(says(text, {"RLIMIT_NPROC", "pids.max"}));
 }
 
 }  // namespace

@@ -98,9 +98,8 @@ TEST_F(Serial, WhoDoesNotGetInIsToldWhoIsInside) {
   });
   line.hear();
   const auto message = message_of<SessionError>([&] { executor.run([] {}); });
-  EXPECT_NE(message.find("'busy'"), std::string::npos) << message;
-  EXPECT_NE(message.find("process " + std::to_string(inside.pid)), std::string::npos) << message;
-  ipc::send(line.ours.get(), "leave");
+  EXPECT_TRUE(says(message, {"'busy'", "process " + std::to_string(inside.pid)}));
+  line.order();
   EXPECT_EQ(end_of(inside), "exit code 0");
   executor.run([] {});
 }
@@ -126,7 +125,7 @@ TEST_F(Serial, AForkInsideDoesNotEndTheTurnOfItsParent) {
     EXPECT_EQ(end_of(fork_child([&] { return 0; })), "exit code 0");
     EXPECT_EQ(end_of(fork_child([&] {
                 const auto message = message_of<SessionError>([&] { executor.run([] {}); });
-                return message.find("process " + std::to_string(getppid())) != std::string::npos ? 0 : 1;
+                return says(message, {"process " + std::to_string(getppid())}) ? 0 : 1;
               })),
               "exit code 0");
   });
@@ -139,10 +138,8 @@ TEST_F(Serial, AMemoryThatIsNoneIsRefused) {
   setenv("ACCELMGR_SERIAL_MEMORY", "/nowhere", 1);
   const auto of_nothing = message_of<SystemError>([] { SerialExecutor executor("x"); });
   unsetenv("ACCELMGR_SERIAL_MEMORY");
-  EXPECT_NE(of_null.find("ACCELMGR_SERIAL_MEMORY (/dev/null) is not the memory of serial executors"),
-            std::string::npos)
-      << of_null;
-  EXPECT_NE(of_nothing.find("opening /nowhere of ACCELMGR_SERIAL_MEMORY"), std::string::npos) << of_nothing;
+  EXPECT_TRUE(says(of_null, {"ACCELMGR_SERIAL_MEMORY (/dev/null) is not the memory of serial executors"}));
+  EXPECT_TRUE(says(of_nothing, {"opening /nowhere of ACCELMGR_SERIAL_MEMORY"}));
 }
 
 }  // namespace

@@ -19,63 +19,39 @@ namespace {
 
 class Spawn : public Launched, public testing::WithParamInterface<StartMethod> {};
 
-TEST_P(Spawn, ResultsComeBackByRank) {
-  const Value args = {0.5, "text", {{"key", {1, 2, 3}}}, Value::binary({0, 255, 7})};
-  const auto context = spawn("tell", args, options(3, GetParam()));
-  ASSERT_EQ(context.results().size(), 3U);
-  for (int rank = 0; rank < 3; ++rank) {
-    const auto& told = context.results()[static_cast<std::size_t>(rank)];
-    EXPECT_EQ(told.at("rank"), rank);
-    EXPECT_EQ(told.at("args"), args);
-    EXPECT_EQ(told.at("RANK"), std::to_string(rank));
-    EXPECT_EQ(told.at("LOCAL_RANK"), std::to_string(rank));
-    EXPECT_EQ(told.at("WORLD_SIZE"), "3");
-    EXPECT_EQ(told.at("own group"), true);
-    EXPECT_EQ(told.at("pid"), context.pids()[static_cast<std::size_t>(rank)]);
-    EXPECT_NE(told.at("pid"), getpid());
-  }
-}
-
-TEST_P(Spawn, RanksAreCountedFromTheOffset) {
-  auto chosen = options(2, GetParam());
-  chosen.rank_offset = 2;
-  chosen.world_size = 4;
+TEST_P(Spawn, RanksHaveTheirArgumentsEnvironmentAndPlacesAndTheirResultsComeBackByRank) {
+  auto chosen = options(3, GetParam());
+  chosen.rank_offset = 3;
+  chosen.world_size = 6;
   chosen.master_addr = "127.0.0.1";
   chosen.backend = "gloo";
-  const auto context = spawn("tell", {}, chosen);
-  EXPECT_EQ(context.results()[1].at("rank"), 3);
-  EXPECT_EQ(context.results()[1].at("RANK"), "3");
-  EXPECT_EQ(context.results()[1].at("LOCAL_RANK"), "1");
-}
-
-TEST_P(Spawn, TheEnvironmentIsTheCallersWithoutProxiesAndWithTheOptions) {
-  setenv("http_proxy", "http://proxy:1", 1);
-  auto chosen = options(2, GetParam());
   chosen.environment = {{"OURS", "of the options"}};
-  const auto context = spawn("tell", {}, chosen);
-  unsetenv("http_proxy");
-  EXPECT_EQ(context.results()[0].at("http_proxy"), "");
-  EXPECT_EQ(context.results()[0].at("OURS"), "of the options");
-}
-
-TEST_P(Spawn, TheWorkingDirectoryIsTheCallersOfNow) {
-  const auto before = std::filesystem::current_path();
-  std::filesystem::current_path("/proc");
-  const auto context = spawn("tell", {}, options(2, GetParam()));
-  std::filesystem::current_path(before);
-  EXPECT_EQ(context.results()[1].at("directory"), "/proc");
-}
-
-TEST_P(Spawn, ASetupByNameIsCalledBefore) {
-  auto chosen = options(2, GetParam());
   chosen.setup_name = "prepare";
-  EXPECT_EQ(spawn("prepared", {}, chosen).results(), (std::vector<Value>{"yes", "yes"}));
-}
-
-TEST_P(Spawn, LargeArgumentsAndResultsPass) {
-  const std::string text(500'000, 'a');
-  const auto context = spawn("tell", {text}, options(2, GetParam()));
-  EXPECT_EQ(context.results()[1].at("args").at(0), text);
+  const std::string large(500'000, 'a');
+  const Value args = {0.5, "text", {{"key", {1, 2, 3}}}, Value::binary({0, 255, 7}), large};
+  const auto directory = std::filesystem::current_path();
+  std::filesystem::current_path("/proc");
+  setenv("http_proxy", "http://proxy:1", 1);
+  const auto context = spawn("tell", args, chosen);
+  unsetenv("http_proxy");
+  std::filesystem::current_path(directory);
+  ASSERT_EQ(context.results().size(), 3U);
+  for (int i = 0; i < 3; ++i) {
+    auto told = context.results()[static_cast<std::size_t>(i)];
+    EXPECT_TRUE(told.at("args") == args);
+    EXPECT_NE(told.at("pid"), getpid());
+    told.erase("args");
+    EXPECT_EQ(told, (Value{{"rank", 3 + i},
+                           {"RANK", std::to_string(3 + i)},
+                           {"LOCAL_RANK", std::to_string(i)},
+                           {"WORLD_SIZE", "6"},
+                           {"OURS", "of the options"},
+                           {"PREPARED", "yes"},
+                           {"http_proxy", ""},
+                           {"directory", "/proc"},
+                           {"own group", true},
+                           {"pid", context.pids()[static_cast<std::size_t>(i)]}}));
+  }
 }
 
 TEST_P(Spawn, RanksThatHaveFinishedDoNotWaitForJoin) {
@@ -88,15 +64,6 @@ TEST_P(Spawn, RanksThatHaveFinishedDoNotWaitForJoin) {
   }
   EXPECT_TRUE(context.join());
   for (const auto& result : context.results()) EXPECT_EQ(result.get<std::string>().size(), 500'000U);
-}
-
-TEST_P(Spawn, AFunctionThatIsNotRegisteredIsRefusedBeforeAnythingStarts) {
-  const auto message = message_of<ConfigError>([] { spawn("tel", {}, options(2, GetParam())); });
-  for (const auto* part : {"'tel'", "did you mean 'tell'", "registered are: "})
-    EXPECT_NE(message.find(part), std::string::npos) << message;
-  auto chosen = options(2, GetParam());
-  chosen.setup_name = "prepar";
-  EXPECT_THROW(spawn("tell", {}, chosen), ConfigError);
 }
 
 TEST_P(Spawn, OneProcessThatIsWaitedForIsThisOne) {
@@ -148,41 +115,34 @@ TEST_F(SpawnFork, CallsWhatWasNeverRegistered) {
 
 TEST_F(SpawnFork, AResultBeyondTheBoundIsAFailureOfItsRank) {
   const auto error = failure_of([] { spawn("bytes", {ipc::max_text_bytes + 1}, options(2)); });
-  EXPECT_NE(std::string(error.what()).find("67108864"), std::string::npos) << error.what();
+  EXPECT_TRUE(says(error.what(), {"67108864"}));
   EXPECT_EQ(error.first().type, "accelmgr::UsageError");
 }
 
-TEST_F(SpawnFork, ArgumentsBeyondTheBoundAreRefusedByOtherStartMethods) {
-  const auto message = message_of<UsageError>(
-      [] { spawn("tell", {std::string(ipc::max_text_bytes, 'a')}, options(2, StartMethod::spawn)); });
-  EXPECT_NE(message.find("67108864"), std::string::npos) << message;
-}
-
-TEST_F(SpawnFork, CallablesAreRefusedByOtherStartMethods) {
+TEST_F(SpawnFork, WhatCannotBeCalledIsRefusedBeforeAnythingStarts) {
   const Function callable = [](int, const Value&) { return Value(); };
-  for (const auto method : {StartMethod::spawn, StartMethod::forkserver}) {
-    const auto message = message_of<UsageError>([&] { spawn(callable, {}, options(2, method)); });
-    EXPECT_NE(message.find("register_function"), std::string::npos) << message;
-    auto chosen = options(2, method);
-    chosen.setup = [] {};
-    const auto of_setup = message_of<UsageError>([&] { spawn("tell", {}, chosen); });
-    EXPECT_NE(of_setup.find("use setup_name"), std::string::npos) << of_setup;
-  }
-}
-
-TEST_F(SpawnFork, OneProcessHasOneSetup) {
   auto chosen = options(2);
-  chosen.setup = [] {};
+  chosen.setup_name = "prepar";
+  EXPECT_THROW(spawn("tell", {}, chosen), ConfigError);
+  EXPECT_TRUE(says(message_of<ConfigError>([&] { spawn("tel", {}, options(2)); }),
+                   {"'tel'", "did you mean 'tell'", "registered are: "}));
   chosen.setup_name = "prepare";
+  chosen.setup = [] {};
   EXPECT_EQ(message_of<UsageError>([&] { spawn("tell", {}, chosen); }),
             "options.setup and options.setup_name are both set; a process has one setup");
-}
-
-TEST_F(SpawnFork, ANameIsRegisteredOnceAndNotEmpty) {
-  const Function function = [](int, const Value&) { return Value(); };
-  EXPECT_EQ(message_of<UsageError>([&] { register_function("tell", function); }),
+  chosen.setup_name = "";
+  for (const auto method : {StartMethod::spawn, StartMethod::forkserver}) {
+    chosen.start_method = method;
+    EXPECT_TRUE(says(message_of<UsageError>([&] { spawn("tell", {}, chosen); }), {"use setup_name"}));
+    EXPECT_TRUE(says(message_of<UsageError>([&] { spawn(callable, {}, options(2, method)); }),
+                     {"register_function"}));
+    const std::string large(ipc::max_text_bytes, 'a');
+    EXPECT_TRUE(
+        says(message_of<UsageError>([&] { spawn("tell", {large}, options(2, method)); }), {"67108864"}));
+  }
+  EXPECT_EQ(message_of<UsageError>([&] { register_function("tell", callable); }),
             "a function is already registered under the name 'tell'");
-  EXPECT_EQ(message_of<UsageError>([&] { register_function("", function); }),
+  EXPECT_EQ(message_of<UsageError>([&] { register_function("", callable); }),
             "the name of a registered function must not be empty");
 }
 
@@ -194,9 +154,8 @@ TEST_F(SpawnFork, RanksLogUnderTheirNames) {
         return Value();
       },
       {}, options(2));
-  const auto text = testing::internal::GetCapturedStderr();
-  for (const auto* line : {"[rank 0 step 0] hello\n", "[rank 1 step 0] hello\n"})
-    EXPECT_NE(text.find(line), std::string::npos) << text;
+  EXPECT_TRUE(
+      says(testing::internal::GetCapturedStderr(), {"[rank 0 step 0] hello\n", "[rank 1 step 0] hello\n"}));
 }
 
 TEST_F(SpawnFork, TheResolvedOptionsArePrintedOnce) {
@@ -225,28 +184,17 @@ TEST_F(SpawnFork, ThreadsBesideAForkAreWarnedOf) {
   over = true;
   over.notify_one();
   waiting.join();
-  EXPECT_NE(text.find("the start method 'fork' copies a process that has other threads ("), std::string::npos)
-      << text;
+  EXPECT_TRUE(says(text, {"the start method 'fork' copies a process that has other threads ("}));
 }
 
 TEST_F(SpawnFork, WorksBesideThreadsAndInOneThatEnds) {
   std::optional<SpawnContext> context;
   const Line line;
-  std::thread([&] {
-    context.emplace(spawn(
-        [&](int rank, const Value&) {
-          line.tell("ready");
-          line.await_order();
-          return Value(rank);
-        },
-        {}, not_joined(options(2))));
-  }).join();
+  std::thread([&] { context.emplace(spawn(until_told(line), {}, not_joined(options(2)))); }).join();
   // The thread that forked the fork server has ended; the ranks must go on.
-  line.hear();
-  line.hear();
+  line.hear_pidfds(2);
   EXPECT_FALSE(context->join(0));
-  ipc::send(line.ours.get(), "end");
-  ipc::send(line.ours.get(), "end");
+  line.order(2);
   EXPECT_TRUE(context->join());
   EXPECT_EQ(context->results(), (std::vector<Value>{0, 1}));
 }
