@@ -11,6 +11,7 @@
 #include <numeric>
 #include <thread>
 
+#include "expect_error.hpp"
 #include "launcher/distributed/store/file_store.hpp"
 #include "temporary_folder.hpp"
 
@@ -88,31 +89,24 @@ TEST_F(MeshTest, WhoLeavesAtOnceLosesNothingOfWhatItHasSent) {
                                                                  : "it got something else");
 }
 
-TEST_F(MeshTest, WhoHasLeftIsNotBlamedForOneThatIsLate) {
-  auto meshes = join_all<3>();
-  meshes[0].reset();
-  while (meshes[1]->gone({0}).empty()) std::this_thread::yield();
+/// Receives a byte from `rank`, which sends none. The failure must have the cause and name the rank.
+void expect_missed(Mesh& mesh, int rank, CollectiveError::Cause cause, base::Deadline deadline) {
   char byte = 0;
   try {
-    meshes[1]->exchange({}, {{Mesh::Receive{2, &byte, 1}}}, base::Deadline::in_seconds(0.05));
-    ADD_FAILURE() << "rank 2 sent nothing";
+    mesh.exchange({}, {{Mesh::Receive{rank, &byte, 1}}}, deadline);
+    ADD_FAILURE() << "rank " << rank << " sent nothing";
   } catch (const ExchangeError& error) {
-    EXPECT_EQ(error.failure().cause, CollectiveError::Cause::timeout);
-    EXPECT_EQ(error.failure().ranks, std::vector<int>{2});
+    EXPECT_EQ(error.failure().cause, cause);
+    EXPECT_EQ(error.failure().ranks, std::vector<int>{rank});
   }
 }
 
-TEST_F(MeshTest, WhoHasLeftIsMissedByThoseWhoGoOn) {
-  auto meshes = join_all<2>();
+TEST_F(MeshTest, WhoHasLeftIsMissedByThoseWhoGoOnAndNotBlamedForOneThatIsLate) {
+  auto meshes = join_all<3>();
   meshes[0].reset();
-  char byte = 0;
-  try {
-    meshes[1]->exchange({}, {{Mesh::Receive{0, &byte, 1}}}, soon());
-    ADD_FAILURE() << "rank 0 sent nothing";
-  } catch (const ExchangeError& error) {
-    EXPECT_EQ(error.failure().cause, CollectiveError::Cause::lost);
-    EXPECT_EQ(error.failure().ranks, std::vector<int>{0});
-  }
+  while (meshes[1]->gone({0}).empty()) std::this_thread::yield();
+  expect_missed(*meshes[1], 2, CollectiveError::Cause::timeout, base::Deadline::in_seconds(0.05));
+  expect_missed(*meshes[2], 0, CollectiveError::Cause::lost, soon());
 }
 
 TEST_F(MeshTest, WhoGivesUpEndsOnlyTheExchangesItHasNotCompleted) {
@@ -128,13 +122,7 @@ TEST_F(MeshTest, WhoGivesUpEndsOnlyTheExchangesItHasNotCompleted) {
 TEST_F(MeshTest, WhoDiesBeforeOthersConnectToItIsNamed) {
   distributed::FileStore store(folder_ / "store", soon());
   store.set("mesh/came/0", Socket::listening(address).name());
-  try {
-    join(1, 2);
-    ADD_FAILURE() << "nobody listens there";
-  } catch (const CollectiveError& error) {
-    EXPECT_EQ(error.cause(), CollectiveError::Cause::lost) << error.what();
-    EXPECT_EQ(error.ranks(), std::vector<int>{0}) << error.what();
-  }
+  accelmgr::test::expect_error(CollectiveError::Cause::lost, {0}, [this] { join(1, 2); });
 }
 
 TEST_F(MeshTest, ConnectionsOfStrangersAreDropped) {

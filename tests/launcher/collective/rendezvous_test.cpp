@@ -10,6 +10,7 @@
 
 #include "accelmgr/errors.hpp"
 #include "base/ipc/address.hpp"
+#include "expect_error.hpp"
 #include "launcher/collective/nodes/nodes.hpp"
 #include "launcher/distributed/store/file_store.hpp"
 #include "message_of.hpp"
@@ -67,34 +68,22 @@ TEST(Rendezvous, WhoDoesNotComeIsNamed) {
       store.get("world/node/came/2", base::Deadline::in_seconds(60));
       membership.timeout_s = 1;
     }
-    try {
-      rendezvous(store, "world", membership);
-      ADD_FAILURE() << "it met with nobody";
-    } catch (const CollectiveError& error) {
-      EXPECT_EQ(error.cause(), CollectiveError::Cause::timeout);
-      EXPECT_EQ(error.ranks(), (std::vector{1, 3}));
-      EXPECT_THAT(error.what(), HasSubstr("ranks 1, 3 did not join the rendezvous 'world/node' within 1 s"));
-    }
+    EXPECT_THAT(test::expect_error(CollectiveError::Cause::timeout, {1, 3},
+                                   [&] { rendezvous(store, "world", membership); }),
+                HasSubstr("ranks 1, 3 did not join the rendezvous 'world/node' within 1 s"));
   });
 }
 
-TEST(Rendezvous, UnknownBackendListsThoseThereAre) {
+TEST(Rendezvous, AnUnknownBackendAndARankOutsideTheWorldAreRefused) {
   run_ranks(1, [](Store& store, Membership membership) {
     membership.backend = "mpi";
     EXPECT_THAT(message_of<ConfigError>([&] { rendezvous(store, "world", membership); }),
                 HasSubstr("unknown backend 'mpi'; it must be auto, shm or gloo"));
-  });
-}
-
-TEST(Rendezvous, ARankOutsideTheWorldIsRefused) {
-  run_ranks(1, [](Store& store, Membership membership) {
     membership.rank = 1;
     EXPECT_THAT(message_of<UsageError>([&] { rendezvous(store, "world", membership); }),
                 HasSubstr("rank 1 is not valid in a world of 1 ranks"));
   });
 }
-
-TEST(LocalAddress, OfAnInterface) { EXPECT_EQ(ipc::local_address("lo"), "127.0.0.1"); }
 
 TEST(LocalAddress, AnUnknownInterfaceListsThoseThereAre) {
   EXPECT_THAT(message_of<ConfigError>([] { ipc::local_address("eth99"); }),

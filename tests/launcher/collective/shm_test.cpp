@@ -7,6 +7,7 @@
 #include <tuple>
 #include <vector>
 
+#include "expect_error.hpp"
 #include "launcher/collective/shm/layout.hpp"
 #include "launcher/contract/collective/call.hpp"
 #include "worlds.hpp"
@@ -14,6 +15,7 @@
 namespace accelmgr::collective {
 namespace {
 
+using accelmgr::test::expect_error;
 using test::run_threads;
 
 constexpr std::size_t half = shm::spinning_half_bytes / sizeof(std::uint32_t);
@@ -80,15 +82,10 @@ TEST(Shm, ComparesDimensionsBeyondTheFirstLineOfAPost) {
       reduce();
       EXPECT_EQ(out, 2);
       shape.back() = 1 + world.rank();
-      try {
-        out = 7;
-        reduce();
-        ADD_FAILURE() << "no error with " << dimensions << " dimensions";
-      } catch (const CollectiveError& error) {
-        EXPECT_EQ(error.cause(), CollectiveError::Cause::mismatch) << error.what();
-        EXPECT_EQ(error.ranks(), std::vector<int>{1});
-        EXPECT_EQ(out, 7);
-      }
+      SCOPED_TRACE(dimensions);
+      out = 7;
+      expect_error(CollectiveError::Cause::mismatch, {1}, reduce);
+      EXPECT_EQ(out, 7);
     }
     world.barrier();
   });

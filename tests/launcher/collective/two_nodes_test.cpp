@@ -15,6 +15,7 @@
 
 #include "accelmgr/errors.hpp"
 #include "base/clock.hpp"
+#include "expect_error.hpp"
 #include "launcher/contract/collective/call.hpp"
 #include "message_of.hpp"
 
@@ -23,6 +24,7 @@ namespace {
 
 using contract::Call;
 using Cause = CollectiveError::Cause;
+using test::expect_error;
 using test::message_of;
 using testing::HasSubstr;
 
@@ -37,17 +39,6 @@ constexpr double noticed_s =
 
 void expect_right(const Call& call, Communicator& world) {
   EXPECT_EQ(contract::perform(call, world, /*in_rank_order=*/false), "") << describe(call);
-}
-
-/// Checks that `call` fails on this rank with `cause` and names `ranks`.
-void expect_failure(Cause cause, const std::vector<int>& ranks, const std::function<void()>& call) {
-  try {
-    call();
-    ADD_FAILURE() << "the call did not fail";
-  } catch (const CollectiveError& error) {
-    EXPECT_EQ(error.cause(), cause) << error.what();
-    EXPECT_EQ(error.ranks(), ranks) << error.what();
-  }
 }
 
 /// More data than collectives over nodes take in one part.
@@ -102,9 +93,9 @@ SCENARIO(KilledLeader, 2) {
   };
   world->barrier();
   if (self.rank() == 2) self.die();
-  expect_failure(Cause::lost, {2}, reduce);
+  expect_error(Cause::lost, {2}, reduce);
   EXPECT_LT(self.seconds_since_death_of(2), noticed_s) << "200 ms on an idle machine";
-  expect_failure(Cause::broken, {2}, reduce);
+  expect_error(Cause::broken, {2}, reduce);
   const std::vector<int> rest{0, 1, 3};
   expect_right({.kind = CallKind::all_reduce, .dtype = DType::float32, .count = 1000}, *world->group(rest));
 }
@@ -142,7 +133,7 @@ SCENARIO(OneNeverCame) {
   self.store().get("all have come", base::Deadline::in_seconds(patient_s));
   // Its leader gives up, and tells the others. Those are patient: one that arrives late is not missing.
   const double timeout_s = self.rank() == 0 ? 2 : patient_s;
-  expect_failure(Cause::timeout, {1}, [&] { self.meet(timeout_s); });
+  expect_error(Cause::timeout, {1}, [&] { self.meet(timeout_s); });
 }
 
 /// Rank 0 leaves as soon as its broadcast returns: its kernel then still holds most of the data.

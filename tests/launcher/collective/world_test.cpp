@@ -202,17 +202,5 @@ TEST(Groups, OfTheSameMembersFromDifferentParentsAreNotMixedUp) {
   });
 }
 
-TEST(Groups, RefuseListsThatAreNone) {
-  test::run_threads(2, [](Communicator& world) {
-    const int twice[] = {0, 0}, descending[] = {1, 0}, beyond[] = {0, 2}, other[] = {1 - world.rank()};
-    message_of<UsageError>([&] { world.group(twice); });
-    message_of<UsageError>([&] { world.group(descending); });
-    message_of<UsageError>([&] { world.group(beyond); });
-    message_of<UsageError>([&] { world.group(other); });
-    message_of<UsageError>([&] { world.group({}); });
-    world.barrier();
-  });
-}
-
 }  // namespace
 }  // namespace accelmgr::collective

@@ -8,11 +8,13 @@
 #include "base/clock.hpp"
 #include "call.hpp"
 #include "contract.hpp"
+#include "launcher/collective/expect_error.hpp"
 
 namespace accelmgr::collective::contract {
 namespace {
 
 using Cause = CollectiveError::Cause;
+using test::expect_error;
 
 // For a member that waits alone.
 constexpr CallOptions hurried{.timeout_s = 0.3};
@@ -32,19 +34,6 @@ double seconds_of(const std::function<void()>& call) {
   const auto begin = base::now_ns();
   call();
   return static_cast<double>(base::now_ns() - begin) * 1e-9;
-}
-
-/// Checks the cause and the ranks of the error that `call` throws. Returns its message.
-std::string expect_error(Cause cause, const std::vector<int>& ranks, const std::function<void()>& call) {
-  try {
-    call();
-    ADD_FAILURE() << "no error";
-  } catch (const CollectiveError& error) {
-    EXPECT_EQ(error.cause(), cause) << error.what();
-    EXPECT_EQ(error.ranks(), ranks) << error.what();
-    return error.what();
-  }
-  return {};
 }
 
 void expect_timeout(const std::vector<int>& missing, const std::function<void()>& call) {

@@ -13,12 +13,14 @@
 #include "base/clock.hpp"
 #include "call.hpp"
 #include "contract.hpp"
+#include "launcher/collective/expect_error.hpp"
 #include "world.hpp"
 
 namespace accelmgr::collective::contract {
 namespace {
 
 using Cause = CollectiveError::Cause;
+using test::expect_error;
 using Use = std::function<void(Communicator&)>;
 
 const std::vector<Start> processes{Start::forked, Start::executed};
@@ -37,32 +39,10 @@ void expect_goes_on(Communicator& communicator, const Rank& self) {
 }
 
 void expect_lost(int victim, Communicator& group, const Use& call, Rank& self) {
-  try {
-    call(group);
-    ADD_FAILURE() << "no error";
-  } catch (const CollectiveError& error) {
-    const auto told_ns = base::now_ns();
-    const std::string what = error.what();
-    EXPECT_EQ(error.cause(), Cause::lost) << what;
-    EXPECT_EQ(error.ranks(), std::vector<int>{victim}) << what;
-    EXPECT_NE(what.find("rank " + std::to_string(victim)), std::string::npos) << what;
-    EXPECT_LT(static_cast<double>(told_ns - self.meeting.died_ns(victim)) * 1e-9,
-              self.backend.death_within_s);
-  }
-}
-
-void expect_error(Cause cause, int rank, const std::function<void()>& call) {
-  try {
-    call();
-    ADD_FAILURE() << "no error";
-  } catch (const CollectiveError& error) {
-    EXPECT_EQ(error.cause(), cause) << error.what();
-    EXPECT_EQ(error.ranks(), std::vector<int>{rank}) << error.what();
-  }
-}
-
-void expect_broken(int victim, Communicator& group) {
-  expect_error(Cause::broken, victim, [&] { group.barrier(); });
+  const auto what = expect_error(Cause::lost, {victim}, [&] { call(group); });
+  const auto told_ns = base::now_ns();
+  EXPECT_NE(what.find("rank " + std::to_string(victim)), std::string::npos) << what;
+  EXPECT_LT(static_cast<double>(told_ns - self.meeting.died_ns(victim)) * 1e-9, self.backend.death_within_s);
 }
 
 std::size_t address_space_bytes() {
@@ -187,7 +167,7 @@ CONTRACT(Death, WhileAGroupIsMadeIsTold, .fewest_ranks = 2, .starts = processes)
   expect_lost(
       victim, self.world, [&](Communicator& world) { world.group(first(size)); }, self);
   // A group that does not form does not break its parent.
-  expect_error(Cause::lost, victim, [&] { self.world.barrier(); });
+  expect_error(Cause::lost, {victim}, [&] { self.world.barrier(); });
   expect_goes_on(*self.world.group(first(victim)), self);
 }
 
@@ -217,7 +197,7 @@ CONTRACT(Failure, OfOneInTheMiddleOfACallIsToldToAll, .fewest_ranks = 2, .starts
   self.world.barrier();
   if (self.world.rank() != 0) {
     const auto begin = base::now_ns();
-    expect_error(Cause::lost, 0, [&] { self.world.all_gather_objects(object); });
+    expect_error(Cause::lost, {0}, [&] { self.world.all_gather_objects(object); });
     EXPECT_LT(static_cast<double>(base::now_ns() - begin) * 1e-9, world_timeout_s / 2);
     return;
   }
@@ -239,7 +219,7 @@ CONTRACT(Death, OfAnyRankBreaksWhatItWasIn, .fewest_ranks = 3, .starts = process
     self.meeting.meet(static_cast<int>(left.size()));
     if (self.world.rank() == victim) self.meeting.die(victim);
     expect_lost(victim, *group, uses[0], self);
-    expect_broken(victim, *group);
+    expect_error(Cause::broken, {victim}, [&] { group->barrier(); });
     left.erase(left.begin() + at);
     auto of_group = first(group->size());
     of_group.erase(of_group.begin() + at);

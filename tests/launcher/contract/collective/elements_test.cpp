@@ -34,15 +34,6 @@ void expect_right_anywhere(Call call, Rank& self) {
     }
 }
 
-void expect_right_for_every_dtype_and_op(CallKind kind, Rank& self) {
-  for (const auto dtype : all_dtypes)
-    for (const auto op : all_ops) {
-      if (!makes_sense(dtype, op)) continue;
-      for (const auto count : small_counts)
-        expect_right_anywhere({.kind = kind, .dtype = dtype, .op = op, .count = count}, self);
-    }
-}
-
 void expect_right_for_every_dtype(CallKind kind, int root, Rank& self) {
   for (const auto dtype : all_dtypes)
     for (const auto count : small_counts)
@@ -65,16 +56,17 @@ void expect_right_around(std::size_t bytes, Call call, Rank& self) {
 
 }  // namespace
 
-CONTRACT(AllReduce, EqualsTheOracleForEveryDtypeAndOp) {
-  expect_right_for_every_dtype_and_op(CallKind::all_reduce, self);
+CONTRACT(Reductions, EqualTheOracleForEveryDtypeAndOp) {
+  for (const auto kind : {CallKind::all_reduce, CallKind::reduce_scatter})
+    for (const auto dtype : all_dtypes)
+      for (const auto op : all_ops) {
+        if (!makes_sense(dtype, op)) continue;
+        for (const auto count : small_counts)
+          expect_right_anywhere({.kind = kind, .dtype = dtype, .op = op, .count = count}, self);
+      }
 }
-CONTRACT(ReduceScatter, EqualsTheOracleForEveryDtypeAndOp) {
-  expect_right_for_every_dtype_and_op(CallKind::reduce_scatter, self);
-}
-CONTRACT(AllGather, EqualsTheOracleForEveryDtype) {
+CONTRACT(Collectives, OfBlocksEqualTheOracleForEveryDtype) {
   expect_right_for_every_dtype(CallKind::all_gather, 0, self);
-}
-CONTRACT(AllToAll, EqualsTheOracleForEveryDtype) {
   expect_right_for_every_dtype(CallKind::all_to_all, 0, self);
 }
 CONTRACT(Broadcast, FromEveryRootEqualsTheOracleForEveryDtype) {
@@ -82,20 +74,11 @@ CONTRACT(Broadcast, FromEveryRootEqualsTheOracleForEveryDtype) {
     expect_right_for_every_dtype(CallKind::broadcast, root, self);
 }
 
-CONTRACT(AllReduce, OfMoreThanIsStagedAtATimeEqualsTheOracle) {
-  expect_right_when_large(CallKind::all_reduce, large_bytes, self);
-}
-CONTRACT(ReduceScatter, OfMoreThanIsStagedAtATimeEqualsTheOracle) {
-  expect_right_when_large(CallKind::reduce_scatter, large_block_bytes, self);
-}
-CONTRACT(AllGather, OfMoreThanIsStagedAtATimeEqualsTheOracle) {
-  expect_right_when_large(CallKind::all_gather, large_block_bytes, self);
-}
-CONTRACT(AllToAll, OfMoreThanIsStagedAtATimeEqualsTheOracle) {
-  expect_right_when_large(CallKind::all_to_all, large_block_bytes, self);
-}
-CONTRACT(Broadcast, OfMoreThanIsStagedAtATimeEqualsTheOracle) {
-  expect_right_when_large(CallKind::broadcast, large_bytes, self);
+CONTRACT(Collectives, OfMoreThanIsStagedAtATimeEqualTheOracle) {
+  for (const auto kind : {CallKind::all_reduce, CallKind::broadcast})
+    expect_right_when_large(kind, large_bytes, self);
+  for (const auto kind : {CallKind::reduce_scatter, CallKind::all_gather, CallKind::all_to_all})
+    expect_right_when_large(kind, large_block_bytes, self);
 }
 
 CONTRACT(Collectives, OfSizesAroundPowersOfTwoEqualTheOracle) {
@@ -152,23 +135,6 @@ CONTRACT(AllReduce, OfSixteenBitsIsRoundedOnceAtTheEnd) {
   self.world.all_reduce(&sum, &sum, 1, DType::bfloat16, ReduceOp::sum);
   // 2^-9 is a quarter of an ulp: up to two of them are lost (a tie goes to even), more are not.
   EXPECT_EQ(sum, size <= 3 ? 0x3f80 : size <= 6 ? 0x3f81 : 0x3f82) << size;
-}
-
-CONTRACT(AllReduce, OfBooleansIsDisjunctionAndConjunction) {
-  const bool is_first = self.world.rank() == 0;
-  const bool alone = self.world.size() == 1;
-  const bool in[2] = {is_first, true};
-  const auto reduced = [&](ReduceOp op) {
-    bool out[2] = {};
-    self.world.all_reduce(in, out, 2, DType::boolean, op);
-    return std::vector<bool>{out[0], out[1]};
-  };
-  EXPECT_EQ(reduced(ReduceOp::sum), (std::vector<bool>{true, true}));
-  EXPECT_EQ(reduced(ReduceOp::bit_or), (std::vector<bool>{true, true}));
-  EXPECT_EQ(reduced(ReduceOp::max), (std::vector<bool>{true, true}));
-  EXPECT_EQ(reduced(ReduceOp::product), (std::vector<bool>{alone, true}));
-  EXPECT_EQ(reduced(ReduceOp::bit_and), (std::vector<bool>{alone, true}));
-  EXPECT_EQ(reduced(ReduceOp::min), (std::vector<bool>{alone, true}));
 }
 
 CONTRACT(Barrier, ReturnsWhenAllHaveCalledIt) {

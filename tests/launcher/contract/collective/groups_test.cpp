@@ -1,4 +1,5 @@
-// Tests of groups: communicators of some members, made from any communicator and used at the same time.
+// Tests of groups: communicators of some members, used at the same time and by several threads.
+// sequences_test.cpp makes random groups of any communicator and uses them in turn.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -9,17 +10,13 @@
 #include "base/clock.hpp"
 #include "call.hpp"
 #include "contract.hpp"
+#include "launcher/collective/expect_error.hpp"
 #include "message_of.hpp"
 
 namespace accelmgr::collective::contract {
 namespace {
 
 using Ranks = std::vector<int>;
-
-/// The group of `ranks` of `parent`; null on a member that is not in it.
-std::shared_ptr<Communicator> group_of(Communicator& parent, const Ranks& ranks) {
-  return contains(ranks, parent.rank()) ? parent.group(ranks) : nullptr;
-}
 
 void expect_works(Communicator& group, Rank& self, int rounds = 3) {
   for (int round = 0; round < rounds; ++round) {
@@ -49,14 +46,10 @@ void expect_works(Communicator& group, Rank& self, int rounds = 3) {
 CONTRACT(Group, IsMadeAtASecondTryAfterOneMemberWasLate, .sizes = {2, 4}, .starts = {Start::threads}) {
   const int late = self.world.size() - 1;
   const auto attempt = [&](double timeout_s) {
-    try {
+    const auto what = test::expect_error(CollectiveError::Cause::timeout, {late}, [&] {
       self.world.group(all_of(self.world), {.timeout_s = timeout_s});
-      ADD_FAILURE() << "no error";
-    } catch (const CollectiveError& error) {
-      EXPECT_EQ(error.cause(), CollectiveError::Cause::timeout) << error.what();
-      EXPECT_EQ(error.ranks(), Ranks{late}) << error.what();
-      EXPECT_NE(std::string(error.what()).find(std::to_string(late)), std::string::npos) << error.what();
-    }
+    });
+    EXPECT_NE(what.find(std::to_string(late)), std::string::npos) << what;
   };
   self.meeting.meet(self.world.size());
   if (self.world.rank() == late) {
@@ -95,50 +88,6 @@ CONTRACT(Group, WhoseCopyAForkedChildDestroysWorksOn, .fewest_ranks = 2,
   expect_works(*group, self);
 }
 
-CONTRACT(Group, OfAllIsAnotherWorld) {
-  const auto group = self.world.group(all_of(self.world));
-  EXPECT_EQ(group->ranks(), self.world.ranks());
-  EXPECT_EQ(group->rank(), self.world.rank());
-  EXPECT_EQ(group->size(), self.world.size());
-  expect_works(*group, self);
-  expect_works(self.world, self);
-}
-
-CONTRACT(Group, OfOneIsAlone) {
-  const auto alone = self.world.group(Ranks{self.world.rank()});
-  EXPECT_EQ(alone->ranks(), Ranks{self.world.rank()});
-  EXPECT_EQ(alone->rank(), 0);
-  EXPECT_EQ(alone->size(), 1);
-  expect_works(*alone, self);
-}
-
-CONTRACT(Group, OfSomeLeavesTheOthersAlone, .fewest_ranks = 2) {
-  Ranks odd;
-  for (int rank = 1; rank < self.world.size(); rank += 2) odd.push_back(rank);
-  if (const auto group = group_of(self.world, odd)) {
-    EXPECT_EQ(group->ranks(), odd);
-    EXPECT_EQ(group->rank(), self.world.rank() / 2);
-    expect_works(*group, self);
-  }
-  expect_works(self.world, self);
-}
-
-CONTRACT(Group, OfAGroupNamesRanksOfTheWorld, .fewest_ranks = 3) {
-  Ranks upper = all_of(self.world);
-  upper.erase(upper.begin());
-  const auto group = group_of(self.world, upper);
-  if (!group) return;
-  // All members of the group but its first, by their ranks in the group.
-  Ranks inner = all_of(*group);
-  inner.erase(inner.begin());
-  if (const auto nested = group_of(*group, inner)) {
-    EXPECT_EQ(nested->ranks(), Ranks(upper.begin() + 1, upper.end()));
-    EXPECT_EQ(nested->rank(), self.world.rank() - 2);
-    expect_works(*nested, self);
-  }
-  expect_works(*group, self);
-}
-
 CONTRACT(Group, OutlivesTheCommunicatorItWasMadeFrom, .fewest_ranks = 2) {
   auto parent = self.world.group(all_of(self.world));
   const auto group = parent->group(all_of(*parent));
@@ -156,26 +105,6 @@ CONTRACT(Groups, ThatAreDisjointWorkAtTheSameTime, .fewest_ranks = 2) {
   const auto group = self.world.group(is_lower ? lower : upper);
   expect_works(*group, self, is_lower ? 10 : 2);
   self.world.barrier();
-}
-
-CONTRACT(Groups, ThatOverlapAreUsedInTurn, .fewest_ranks = 3) {
-  const Ranks left{0, 1}, right{1, 2};
-  const auto of_left = group_of(self.world, left);
-  const auto of_right = group_of(self.world, right);
-  for (int round = 0; round < 5; ++round) {
-    if (of_left) expect_works(*of_left, self, 1);
-    if (of_right) expect_works(*of_right, self, 1);
-    if (round % 2 == 0) expect_works(self.world, self, 1);
-  }
-}
-
-CONTRACT(Groups, OfTheSameMembersKeepApart, .fewest_ranks = 2) {
-  const auto one = self.world.group(all_of(self.world));
-  const auto other = self.world.group(all_of(self.world));
-  for (int round = 0; round < 5; ++round) {
-    expect_works(*one, self, 1);
-    expect_works(*other, self, 2);
-  }
 }
 
 CONTRACT(Groups, AreUsedByTwoThreadsOfAMemberAtTheSameTime, .fewest_ranks = 2) {

@@ -9,9 +9,15 @@
 
 #include "call.hpp"
 #include "contract.hpp"
+#include "launcher/collective/expect_error.hpp"
+#include "refusal.hpp"
 
 namespace accelmgr::collective::contract {
 namespace {
+
+using Cause = CollectiveError::Cause;
+using test::expect_error;
+using test::says;
 
 constexpr std::array<std::int64_t, 2> two_by_three{2, 3}, three_by_two{3, 2};
 
@@ -56,16 +62,12 @@ void expect_told(const Made& usual, const Made& other, int odd, Communicator& wo
   std::vector<int> same = world.ranks();
   same.erase(same.begin() + odd);
   const auto odd_rank = world.ranks()[static_cast<std::size_t>(odd)];
-  try {
+  SCOPED_TRACE(fmt::format("{} with {} on {}", usual.text, other.text, odd));
+  const auto what = expect_error(Cause::mismatch, odd == 0 ? same : std::vector{odd_rank}, [&] {
     (world.rank() == odd ? other : usual).call(world, in.data(), out.data());
-    ADD_FAILURE() << usual.text << " with " << other.text << " on " << odd << " is no error";
-  } catch (const CollectiveError& error) {
-    const std::string what = error.what();
-    EXPECT_EQ(error.cause(), CollectiveError::Cause::mismatch) << what;
-    EXPECT_NE(what.find(names_of(same) + " called " + usual.text), std::string::npos) << what;
-    EXPECT_NE(what.find(names_of({odd_rank}) + " called " + other.text), std::string::npos) << what;
-    EXPECT_EQ(error.ranks(), odd == 0 ? same : std::vector<int>{odd_rank}) << what;
-  }
+  });
+  EXPECT_TRUE(
+      says(what, {names_of(same) + " called " + usual.text, names_of({odd_rank}) + " called " + other.text}));
   EXPECT_EQ(std::count(in.begin(), in.end(), std::byte{3}), 4096) << "touched the input";
   EXPECT_EQ(std::count(out.begin(), out.end(), std::byte{4}), 4096) << "touched the output";
   expect_same_work(world);
@@ -134,13 +136,10 @@ CONTRACT(Mismatch, OfLargeCallsIsToldToAll, .fewest_ranks = 2) {
   // Both calls need many chunks. The buffer has room for either.
   constexpr std::size_t large = sanitized ? 1 << 19 : 3 << 20;
   std::vector<std::byte> data(large, std::byte{5});
-  const bool is_odd = self.world.rank() == self.world.size() - 1;
-  try {
-    self.world.broadcast(data.data(), is_odd ? large - 1 : large, DType::uint8, 0);
-    ADD_FAILURE() << "no error";
-  } catch (const CollectiveError& error) {
-    EXPECT_EQ(error.cause(), CollectiveError::Cause::mismatch) << error.what();
-  }
+  const int odd = self.world.size() - 1;
+  expect_error(Cause::mismatch, {odd}, [&] {
+    self.world.broadcast(data.data(), self.world.rank() == odd ? large - 1 : large, DType::uint8, 0);
+  });
   EXPECT_EQ(static_cast<std::size_t>(std::count(data.begin(), data.end(), std::byte{5})), large);
   expect_same_work(self.world);
 }
@@ -148,17 +147,12 @@ CONTRACT(Mismatch, OfLargeCallsIsToldToAll, .fewest_ranks = 2) {
 CONTRACT(Mismatch, OfThreeDifferentCallsNamesAllThree, .fewest_ranks = 3) {
   const Made calls[] = {plain(), barrier, gather(6)};
   std::vector<std::byte> in(4096), out(4096);
-  try {
+  std::vector<int> differ = self.world.ranks();
+  differ.erase(differ.begin());
+  const auto what = expect_error(Cause::mismatch, differ, [&] {
     calls[std::min(self.world.rank(), 2)].call(self.world, in.data(), out.data());
-    ADD_FAILURE() << "no error";
-  } catch (const CollectiveError& error) {
-    EXPECT_EQ(error.cause(), CollectiveError::Cause::mismatch);
-    std::vector<int> differ = self.world.ranks();
-    differ.erase(differ.begin());
-    EXPECT_EQ(error.ranks(), differ);
-    for (const auto& call : calls)
-      EXPECT_NE(std::string(error.what()).find("called " + call.text), std::string::npos) << error.what();
-  }
+  });
+  for (const auto& call : calls) EXPECT_TRUE(says(what, {"called " + call.text}));
   expect_same_work(self.world);
 }
 

@@ -148,8 +148,10 @@ void follow(const Plan& plan, Rank& self) {
     if (step.makes_group) {
       const auto& group = plan.groups[step.made];
       if (!contains(group.of_world, self.world.rank())) continue;
-      made[step.made] = communicator(step.group).group(group.of_parent);
-      EXPECT_EQ(made[step.made]->ranks(), group.of_world);
+      const auto made_now = made[step.made] = communicator(step.group).group(group.of_parent);
+      EXPECT_EQ(made_now->ranks(), group.of_world);
+      EXPECT_EQ(made_now->size(), static_cast<int>(group.of_world.size()));
+      EXPECT_EQ(group.of_world.at(static_cast<std::size_t>(made_now->rank())), self.world.rank());
     } else if (contains(plan.groups[step.group].of_world, self.world.rank())) {
       EXPECT_EQ(perform(step.call, communicator(step.group), self.backend.in_rank_order), "");
     }
