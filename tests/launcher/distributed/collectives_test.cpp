@@ -26,12 +26,7 @@ INSTANTIATE_TEST_SUITE_P(Ranks, Collectives, testing::Values(1, 2, 3), testing::
 
 TEST_P(Collectives, OurLauncherIsAContext) {
   expect_on_ranks(size(), [](int rank) {
-    EXPECT_EQ(get_rank(), rank);
-    EXPECT_EQ(get_world_size(), size());
-    EXPECT_EQ(get_local_rank(), rank);
-    EXPECT_EQ(get_nproc_per_node(), size());
-    EXPECT_EQ(get_nnodes(), 1);
-    EXPECT_EQ(get_node_rank(), 0);
+    test::expect_place(rank, size());
     EXPECT_EQ(model_name(), "accelmgr-dist");
     EXPECT_EQ(backend(), "shm");
     EXPECT_EQ(device_name(), "cpu");

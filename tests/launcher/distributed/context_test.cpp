@@ -2,19 +2,13 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#include <array>
-#include <atomic>
 #include <cstdlib>
 #include <functional>
 
 #include "accelmgr/distributed_context.hpp"
 #include "base/ipc/process.hpp"
 #include "base/ipc/processes.hpp"
-#include "base/log.hpp"
-#include "base/log_tail.hpp"
 #include "launcher/contract/collective/meeting.hpp"
 #include "message_of.hpp"
 #include "ranks.hpp"
@@ -26,6 +20,7 @@ namespace {
 
 using collective::contract::Meeting;
 using test::expect_on_ranks;
+using test::expect_world_of;
 using test::message_of;
 using test::on_strangers;
 using test::ReservedPort;
@@ -38,12 +33,7 @@ TEST(ContextOfTorchrun, IsFoundWhenFirstAskedForAndJoinedAtTheFirstCollective) {
   Agent agent;
   on_strangers(3, agent.variables(3), [&](int rank) {
     // No process serves the store yet, and the getters do not connect.
-    EXPECT_EQ(get_rank(), rank);
-    EXPECT_EQ(get_world_size(), 3);
-    EXPECT_EQ(get_local_rank(), rank);
-    EXPECT_EQ(get_nproc_per_node(), 3);
-    EXPECT_EQ(get_nnodes(), 1);
-    EXPECT_EQ(get_node_rank(), 0);
+    test::expect_place(rank, 3);
     EXPECT_EQ(model_name(), "native-dist");
     EXPECT_EQ(backend(), "shm");
     std::unique_ptr<TcpStore> store;
@@ -52,7 +42,6 @@ TEST(ContextOfTorchrun, IsFoundWhenFirstAskedForAndJoinedAtTheFirstCollective) {
     EXPECT_THAT(all_gather(std::to_string(rank)), ElementsAre("0", "1", "2"));
     EXPECT_EQ(all_reduce(1.0, "SUM", std::vector<int>{0, 2}), rank == 1 ? 1.0 : 2.0);
     barrier();
-    return Value();
   });
 }
 
@@ -64,8 +53,7 @@ TEST(ContextOfTorchrun, IsLeftAndJoinedAgain) {
     for (int round = 0; round < 3; ++round) {
       initialize("shm");
       EXPECT_EQ(model_name(), "native-dist");
-      EXPECT_EQ(all_reduce(1.0), 2.0);
-      barrier();
+      expect_world_of(2);
       finalize();
       EXPECT_EQ(model_name(), "serial");
       EXPECT_EQ(get_world_size(), 1);
@@ -73,9 +61,7 @@ TEST(ContextOfTorchrun, IsLeftAndJoinedAgain) {
     // The environment still describes the context that finalize() left: sync() joins it again.
     sync();
     EXPECT_EQ(get_world_size(), 2);
-    EXPECT_EQ(all_reduce(1.0), 2.0);
-    barrier();
-    return Value();
+    expect_world_of(2);
   });
 }
 
@@ -102,8 +88,7 @@ TEST(ContextOfTorchrun, ARankOfTheNextProgramThatIsEarlyDoesNotJoinTheWorldOfThe
       });
     expect_program([] {
       initialize("shm");
-      EXPECT_EQ(all_reduce(1.0), 2.0);
-      barrier();
+      expect_world_of(2);
     });
     meeting.meet(2);
     if (rank == 1)
@@ -114,11 +99,9 @@ TEST(ContextOfTorchrun, ARankOfTheNextProgramThatIsEarlyDoesNotJoinTheWorldOfThe
     meeting.meet(2);
     expect_program([] {
       initialize("shm");
-      EXPECT_EQ(all_reduce(1.0), 2.0);
-      barrier();
+      expect_world_of(2);
     });
     if (rank == 0) ipc::end_group(server, base::Deadline::at_ns(0));
-    return Value();
   });
 }
 
@@ -127,8 +110,7 @@ TEST(ContextOfTorchrun, ARankThatIsEarlyAtTheStoreOfALaunchThatEndsGoesToTheNext
   const auto serve = [&] { return TcpStore::serve(ipc::bind_tcp("127.0.0.1", port.number())); };
   const auto meet_once = [] {
     initialize("shm", {.timeout_s = 60});
-    EXPECT_EQ(all_reduce(1.0), 2.0);
-    barrier();
+    expect_world_of(2);
     finalize();
   };
   on_strangers(2, torchrun_variables(port.number(), 2), [&](int rank) {
@@ -143,7 +125,6 @@ TEST(ContextOfTorchrun, ARankThatIsEarlyAtTheStoreOfALaunchThatEndsGoesToTheNext
       store = serve();
     }
     meet_once();
-    return Value();
   });
 }
 
@@ -156,11 +137,8 @@ TEST(ContextByHand, NeedsNoMoreThanRanksAndAnAddress) {
   on_strangers(2, variables, [](int rank) {
     // There is no agent: rank 0 serves the store.
     EXPECT_EQ(get_local_rank(), rank);
-    EXPECT_EQ(all_reduce(1.0), 2.0);
-    EXPECT_EQ(get_nproc_per_node(), 2);
-    EXPECT_EQ(get_nnodes(), 1);
-    barrier();
-    return Value();
+    expect_world_of(2);
+    test::expect_place(rank, 2);
   });
 }
 
@@ -214,28 +192,19 @@ TEST(ContextByHand, WithoutAnAddressIsNamedByTheFirstCollective) {
 TEST(Context, IsNotInheritedByAFork) {
   expect_on_ranks(2, [](int) {
     EXPECT_EQ(all_reduce(1.0), 2.0);
-    const auto pid = fork();
-    if (pid == 0) {
+    expect_program([] {
       for (const char* name : {"RANK", "WORLD_SIZE"}) unsetenv(name);
-      _exit(get_world_size() == 1 && model_name() == "serial" ? 0 : 1);
-    }
-    int status = 1;
-    waitpid(pid, &status, 0);
-    EXPECT_EQ(status, 0);
+      EXPECT_EQ(get_world_size(), 1);
+      EXPECT_EQ(model_name(), "serial");
+    });
     EXPECT_EQ(all_reduce(1.0), 2.0);
   });
 }
 
 TEST(ShowConfig, WritesTenLines) {
   expect_on_ranks(2, [](int rank) {
-    std::array<char, 4096> text{};
-    std::atomic<std::uint64_t> written{0};
-    base::keep_log_tail(text, written);
-    show_config();
-    const auto lines = base::log_lines(text, written.load(), 100);
-    base::drop_log_tail();
     EXPECT_THAT(
-        lines,
+        test::log_lines_of(show_config),
         ElementsAre(EndsWith("distributed configuration: accelmgr-dist"), EndsWith("backend: shm"),
                     EndsWith("device: cpu"), EndsWith("hostname: " + hostname()), EndsWith("world size: 2"),
                     EndsWith(fmt::format("] rank: {}", rank)), EndsWith(fmt::format("local rank: {}", rank)),

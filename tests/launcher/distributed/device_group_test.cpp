@@ -11,6 +11,7 @@
 
 #include "accelmgr/errors.hpp"
 #include "engine/support/fake_nccl.hpp"
+#include "launcher/collective/expect_error.hpp"
 #include "launcher/collective/worlds.hpp"
 #include "launcher/distributed/ranks.hpp"
 #include "message_of.hpp"
@@ -39,6 +40,8 @@ DeviceGroup::Options options() {
           .host_memory_because = "",
           .timeout_s = collective::test::long_s};
 }
+
+const std::vector<std::int64_t> four{4}, six{6};
 
 /// A rank with a GPU, and a tensor on it.
 class Rank {
@@ -69,6 +72,11 @@ class Rank {
     while (!device_.happened(event_)) std::this_thread::yield();
     return found;
   }
+  /// Reduces a tensor of four numbers.
+  bool all_reduce() {
+    return group.all_reduce({tensor<float>({1, 2, 3, 4}), DType::float32, four},
+                            tensor(std::vector<float>(4)), ReduceOp::sum, place);
+  }
   int number() const { return members.rank(); }
 
   Communicator& members;
@@ -83,8 +91,6 @@ class Rank {
   DeviceGroup group;
   const OnDevice place;
 };
-
-const std::vector<std::int64_t> four{4}, six{6};
 
 TEST_F(DeviceGroups, MakeAllCollectivesOverNccl) {
   run_threads(3, [](Communicator& members) {
@@ -145,9 +151,7 @@ TEST_F(DeviceGroups, SayOnceWhyTheyTakeHostMemory) {
     if (members.rank() == 1)
       without.libraries.nccl = []() -> device::Nccl { throw UsageError("there is no libnccl.so.2"); };
     Rank rank(members, without);
-    const Array array{rank.tensor<float>({1, 2, 3, 4}), DType::float32, four};
-    for (int call = 0; call < 3; ++call)
-      EXPECT_FALSE(rank.group.all_reduce(array, nullptr, ReduceOp::sum, rank.place));
+    for (int call = 0; call < 3; ++call) EXPECT_FALSE(rank.all_reduce());
   });
   const auto log = testing::internal::GetCapturedStderr();
   const auto said = log.find("through host memory: rank 1: there is no libnccl.so.2");
@@ -208,20 +212,12 @@ TEST_F(DeviceGroups, NameDifferentCallsAndGoOn) {
 TEST_F(DeviceGroups, NameTheRankThatIsLostInTheMiddle) {
   run_threads(3, [](Communicator& members) {
     Rank rank(members);
-    const Array array{rank.tensor<float>({1, 2, 3, 4}), DType::float32, four};
-    auto* out = rank.tensor(std::vector<float>(4));
-    ASSERT_TRUE(rank.group.all_reduce(array, out, ReduceOp::sum, rank.place));
+    ASSERT_TRUE(rank.all_reduce());
     if (rank.number() == 1)  // It agrees, and does no more.
       return members.all_reduce(nullptr, nullptr, 0, DType::float32, ReduceOp::sum,
                                 {.shape = four, .on_devices = true});
-    try {
-      static_cast<void>(rank.group.all_reduce(array, out, ReduceOp::sum, rank.place));
-      ADD_FAILURE() << "it did not throw";
-    } catch (const CollectiveError& error) {
-      EXPECT_EQ(error.cause(), CollectiveError::Cause::lost);
-      EXPECT_THAT(error.ranks(), ElementsAre(1));
-      EXPECT_THAT(error.what(), HasSubstr("all_reduce"));
-    }
+    EXPECT_THAT(test::expect_error(CollectiveError::Cause::lost, {1}, [&] { rank.all_reduce(); }),
+                HasSubstr("all_reduce"));
   });
   EXPECT_THAT(nccl.misuses(), IsEmpty());
 }
@@ -233,13 +229,8 @@ TEST_F(DeviceGroups, TellTheErrorOfADeviceAndBreak) {
     auto impatient = options();
     impatient.timeout_s = 5;
     Rank rank(members, impatient);
-    const Array array{rank.tensor<float>({1, 2, 3, 4}), DType::float32, four};
-    auto* out = rank.tensor(std::vector<float>(4));
-    const auto reduce = [&] {
-      static_cast<void>(rank.group.all_reduce(array, out, ReduceOp::sum, rank.place));
-    };
     try {
-      reduce();
+      rank.all_reduce();
       ADD_FAILURE() << "it did not throw";
     } catch (const device::DeviceError& error) {
       ++failed;
@@ -248,7 +239,7 @@ TEST_F(DeviceGroups, TellTheErrorOfADeviceAndBreak) {
       EXPECT_EQ(error.cause(), CollectiveError::Cause::timeout);
       EXPECT_THAT(error.what(), HasSubstr("all_reduce on 2 devices"));
     }
-    EXPECT_THAT(message_of<CollectiveError>(reduce), HasSubstr("make a new group"));
+    EXPECT_THAT(message_of<CollectiveError>([&] { rank.all_reduce(); }), HasSubstr("make a new group"));
   });
   EXPECT_EQ(failed, 1);
 }
@@ -259,8 +250,7 @@ TEST_F(DeviceGroups, TakeHostMemoryIfNcclDoesNotConnect) {
     auto impatient = options();
     impatient.timeout_s = 5;
     Rank rank(members, impatient);
-    const Array array{rank.tensor<float>({1, 2, 3, 4}), DType::float32, four};
-    EXPECT_FALSE(rank.group.all_reduce(array, nullptr, ReduceOp::sum, rank.place));
+    EXPECT_FALSE(rank.all_reduce());
   });
   EXPECT_THAT(nccl.misuses(), IsEmpty());
   EXPECT_EQ(nccl.live(), 0);

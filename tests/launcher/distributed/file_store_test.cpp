@@ -3,8 +3,6 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -12,6 +10,7 @@
 #include <thread>
 
 #include "accelmgr/communicator.hpp"
+#include "base/ipc/processes.hpp"
 #include "base/unique_fd.hpp"
 #include "message_of.hpp"
 #include "temporary_folder.hpp"
@@ -64,21 +63,14 @@ TEST_F(FileStoreTest, AKeyThatNobodySetsIsATimeoutThatNamesItAndTheFile) {
 TEST_F(FileStoreTest, SumsOfManyProcessesMissNothing) {
   auto store = open();
   constexpr int processes = 4, times = 50;
-  std::vector<pid_t> children;
-  for (int i = 0; i < processes; ++i) {
-    const auto child = fork();
-    if (child == 0) {
-      FileStore mine(path_.string(), plenty());
+  std::vector<ipc::Child> children;
+  for (int i = 0; i < processes; ++i)
+    children.push_back(ipc::test::fork_child([this] {
+      auto mine = open();
       for (int j = 0; j < times; ++j) mine.add("sum", 1);
-      _exit(0);
-    }
-    children.push_back(child);
-  }
-  for (const auto child : children) {
-    int status = 1;
-    waitpid(child, &status, 0);
-    EXPECT_EQ(status, 0);
-  }
+      return 0;
+    }));
+  for (const auto& child : children) EXPECT_EQ(ipc::test::end_of(child), "exit code 0");
   EXPECT_EQ(store.add("sum", 0), processes * times);
 }
 
@@ -92,14 +84,12 @@ TEST_F(FileStoreTest, TheLastUserRemovesTheFile) {
 }
 
 TEST_F(FileStoreTest, WhatAKilledRunLeftIsForgotten) {
-  const auto child = fork();
-  if (child == 0) {
-    FileStore mine(path_.string(), plenty());
+  const auto child = ipc::test::fork_child([this] {
+    auto mine = open();
     mine.set("old", "value");
-    kill(getpid(), SIGKILL);
-  }
-  int status = 0;
-  waitpid(child, &status, 0);
+    return kill(getpid(), SIGKILL);
+  });
+  EXPECT_EQ(ipc::test::end_of(child), "killed by signal 9 (KILL)");
   ASSERT_TRUE(fs::exists(path_));
   auto store = open();
   EXPECT_FALSE(store.has("old"));

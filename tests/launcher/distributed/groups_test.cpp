@@ -32,18 +32,6 @@ TEST(Groups, OfNumbersTextsAndObjects) {
   });
 }
 
-TEST(Groups, NestedAndDisjointOnesAreUsedAtTheSameTime) {
-  expect_on_ranks(3, [](int rank) {
-    const auto pair = new_group({0, 1}), rest = new_group({2}), all = new_group({0, 1, 2});
-    for (int round = 0; round < 50; ++round) {
-      EXPECT_EQ(all_reduce(1.0, "SUM", pair), rank < 2 ? 2.0 : 1.0);
-      EXPECT_EQ(all_reduce(1.0, "SUM", rest), 1.0);
-      EXPECT_EQ(all_reduce(1.0, "SUM", all), 3.0);
-      EXPECT_EQ(all_reduce(1.0), 3.0);
-    }
-  });
-}
-
 TEST(Groups, BackendsThatCannotServeThemAreRefused) {
   expect_on_ranks(2, [](int) {
     EXPECT_EQ(new_group({0, 1}, "shm").size(), 2);

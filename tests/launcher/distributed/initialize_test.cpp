@@ -9,6 +9,7 @@
 
 #include "accelmgr/distributed_context.hpp"
 #include "accelmgr/multiprocess_launch.hpp"
+#include "launcher/collective/expect_error.hpp"
 #include "launcher/contract/collective/meeting.hpp"
 #include "message_of.hpp"
 #include "ranks.hpp"
@@ -20,12 +21,14 @@ namespace accelmgr::distributed {
 namespace {
 
 using collective::contract::Meeting;
+using Cause = CollectiveError::Cause;
+using test::expect_error;
 using test::expect_on_ranks;
+using test::expect_world_of;
 using test::message_of;
 using test::on_strangers;
 using test::ReservedPort;
 using testing::AllOf;
-using testing::ElementsAre;
 using testing::HasSubstr;
 
 constexpr double short_s = 2;  // Long enough to find that the store answers, or that nobody serves it.
@@ -36,15 +39,10 @@ TEST(Initialize, ByAnAddress) {
   on_strangers(3, {}, [&](int rank) {
     EXPECT_EQ(get_world_size(), 1);
     initialize("shm", {.timeout_s = 60, .init_method = method, .rank = rank, .world_size = 3});
-    EXPECT_EQ(get_rank(), rank);
-    EXPECT_EQ(get_local_rank(), rank);
-    EXPECT_EQ(get_nproc_per_node(), 3);
-    EXPECT_EQ(get_nnodes(), 1);
-    EXPECT_EQ(all_reduce(1.0), 3.0);
-    barrier();
+    test::expect_place(rank, 3);
+    expect_world_of(3);
     finalize();
     EXPECT_EQ(get_world_size(), 1);
-    return Value();
   });
 }
 
@@ -54,10 +52,8 @@ TEST(Initialize, ByAFile) {
   on_strangers(3, {}, [&](int rank) {
     initialize("auto", {.timeout_s = 60, .init_method = "file://" + file, .rank = rank, .world_size = 3});
     EXPECT_EQ(backend(), "shm");
-    EXPECT_EQ(all_reduce(1.0), 3.0);
-    barrier();
+    expect_world_of(3);
     finalize();
-    return Value();
   });
   EXPECT_FALSE(std::filesystem::exists(file));
 }
@@ -69,14 +65,11 @@ TEST(Initialize, ConnectsAtTheInterfaceThatIsChosen) {
                         .init_method = fmt::format("tcp://127.0.0.1:{}", port.number()),
                         .rank = rank,
                         .world_size = 2});
-    EXPECT_EQ(all_reduce(1.0), 2.0);
-    barrier();
-    return Value();
+    expect_world_of(2);
   };
   on_strangers(2, {{"GLOO_SOCKET_IFNAME", "lo"}}, join);
   on_strangers(2, {{"GLOO_SOCKET_IFNAME", "nowhere0"}}, [&](int rank) {
     EXPECT_THAT(message_of<ConfigError>([&] { join(rank); }), HasSubstr("'nowhere0'"));
-    return Value();
   });
 }
 
@@ -99,7 +92,6 @@ TEST(Initialize, WorldsFollowEachOtherAtOneAddress) {
         TcpStore::connect("127.0.0.1", port.number(), base::Deadline::in_seconds(60));
       finalize();
     }
-    return Value();
   });
 }
 
@@ -113,8 +105,7 @@ void expect_to_meet_at_the_next_attempt(int rank, int alone, InitializeOptions o
   meeting.meet(2);
   options.timeout_s = 60;
   initialize("shm", options);
-  EXPECT_EQ(all_reduce(1.0), 2.0);
-  barrier();
+  expect_world_of(2);
   finalize();
 }
 
@@ -125,7 +116,6 @@ class AttemptThatFailed : public testing::TestWithParam<int> {
       Meeting meeting(memory_.get());
       expect_to_meet_at_the_next_attempt(
           rank, GetParam(), {.init_method = init_method, .rank = rank, .world_size = 2}, meeting);
-      return Value();
     });
   }
 
@@ -155,25 +145,22 @@ TEST_P(AttemptThatFailed, AtAnAgentIsFollowedByOneThatSucceeds) {
       expect_to_meet_at_the_next_attempt(rank, alone, {}, meeting);
     sync();
     barrier();
-    return Value();
   });
 }
 
 INSTANTIATE_TEST_SUITE_P(OfRank, AttemptThatFailed, testing::Values(0, 1));
 
-TEST(Initialize, InOurLaunchUsesItsMemory) {
+TEST(Initialize, InOurLaunchUsesItsMemoryAndTakesTimeoutsBeyondAnyWait) {
   expect_on_ranks(2, [](int rank) {
     EXPECT_EQ(get_rank(), rank);
-    initialize("shm");
+    initialize("shm", {.timeout_s = 1e12});
     EXPECT_EQ(model_name(), "accelmgr-dist");
     EXPECT_THROW(initialize("shm"), UsageError);
-    EXPECT_EQ(all_reduce(1.0), 2.0);
-    barrier();
+    expect_world_of(2);
     finalize();
     EXPECT_EQ(get_world_size(), 1);
-    initialize("shm");
-    EXPECT_EQ(all_reduce(1.0), 2.0);
-    barrier();
+    initialize("shm", {.timeout_s = std::numeric_limits<double>::infinity()});
+    expect_world_of(2);
   });
 }
 
@@ -190,23 +177,18 @@ TEST(Initialize, RanksThatContradictTheEnvironmentAreNamed) {
 /// Joins two ranks at the port as `rank`. The other one does not come.
 void expect_alone(int rank, const ReservedPort& port) {
   const auto place = fmt::format("127.0.0.1:{}", port.number());
-  try {
-    initialize("shm", {.timeout_s = short_s, .init_method = "tcp://" + place, .rank = rank, .world_size = 2});
-    ADD_FAILURE() << "the other rank never came";
-  } catch (const CollectiveError& error) {
-    EXPECT_EQ(error.cause(), CollectiveError::Cause::timeout);
-    EXPECT_THAT(error.ranks(), ElementsAre(1 - rank));
-    EXPECT_THAT(error.what(), HasSubstr(place));
-  }
+  const InitializeOptions options{
+      .timeout_s = short_s, .init_method = "tcp://" + place, .rank = rank, .world_size = 2};
+  EXPECT_THAT(expect_error(Cause::timeout, {1 - rank}, [&] { initialize("shm", options); }),
+              HasSubstr(place));
 }
 
 TEST(Initialize, NamesTheRanksThatDidNotComeAndWhereTheOthersWait) {
   const ReservedPort port;
   on_strangers(2, {}, [&](int rank) {
-    if (rank == 1) return Value();
+    if (rank == 1) return;
     expect_alone(0, port);
     EXPECT_EQ(model_name(), "serial");
-    return Value();
   });
 }
 
@@ -232,17 +214,6 @@ TEST(Initialize, AMemoryThatIsGoneIsNamed) {
       message_of<SessionError>([] { initialize("shm"); }),
       AllOf(HasSubstr("ACCELMGR_WORLD_MEMORY=/nowhere/memory"), HasSubstr("No such file or directory"),
             HasSubstr("has the process that launched this one ended?")));
-}
-
-TEST(Initialize, TakesTimeoutsBeyondAnyWait) {
-  expect_on_ranks(2, [](int) {
-    for (const double timeout_s : {1e12, std::numeric_limits<double>::infinity()}) {
-      initialize("shm", {.timeout_s = timeout_s});
-      EXPECT_EQ(all_reduce(1.0), 2.0);
-      barrier();
-      finalize();
-    }
-  });
 }
 
 TEST(Initialize, TheTimeoutIsThatOfEveryCollective) {
@@ -271,12 +242,7 @@ TEST(Initialize, InOurLaunchNamesTheRankThatDidNotCome) {
                                            [] { init_process_group_from_backend("shm", together_s); }};
     for (const auto& attempt : attempts) {
       meeting.meet(2);
-      try {
-        attempt();
-        ADD_FAILURE() << "rank 1 never came";
-      } catch (const CollectiveError& error) {
-        EXPECT_THAT(error.ranks(), ElementsAre(1)) << error.what();
-      }
+      expect_error(Cause::timeout, {1}, attempt);
     }
   });
 }

@@ -4,16 +4,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <array>
-#include <atomic>
 #include <cstdlib>
 #include <functional>
 #include <stdexcept>
 
 #include "base/ipc/network.hpp"
+#include "base/ipc/processes.hpp"
 #include "base/ipc/tcp.hpp"
-#include "base/log.hpp"
-#include "base/log_tail.hpp"
 #include "launcher/distributed/multiprocess/process_group.hpp"
 #include "message_of.hpp"
 #include "ranks.hpp"
@@ -83,12 +80,6 @@ TEST(MultiprocessConfig, IsResolvedOnceAndKeepsItsPort) {
   const auto before = config.text();
   MultiprocessConfig::resolve(config);
   EXPECT_EQ(config.text(), before);
-}
-
-TEST(MultiprocessConfig, LocalRanksOfOneNodeAreAllItsRanks) {
-  auto config = config_of(4);
-  MultiprocessConfig::resolve(config);
-  EXPECT_EQ(config.local_world_size, 4);
 }
 
 TEST(MultiprocessConfig, OneNodeRunsTheWholeWorldHoweverManyGpusItHas) {
@@ -172,20 +163,12 @@ TEST(MultiprocessConfig, OfTheLaunchPartOfAConfiguration) {
   EXPECT_EQ(defaults.backend, std::nullopt);
 }
 
-TEST(MultiprocessConfig, OfARendezvousWithoutAPortNamesTheKey) {
-  Config from;
-  from.launch.rendezvous = "10.0.0.1";
-  EXPECT_EQ(config_key_of([&] { MultiprocessConfig::of(from); }), "launch.rendezvous");
-}
-
 TEST(MultiprocessConfig, OfAnyPortOfOneNodeLeavesThePortOpen) {
   Config from;
   from.launch.rendezvous = "127.0.0.1:0";
   const auto config = MultiprocessConfig::of(from);
   EXPECT_EQ(config.master_addr, "127.0.0.1");
   EXPECT_EQ(config.master_port, std::nullopt);
-  from.launch.nnodes = 2;
-  EXPECT_EQ(config_key_of([&] { MultiprocessConfig::of(from); }), "launch.rendezvous");
 }
 
 TEST(DistributedBackend, IsOursBeforeTorchsBeforeTheDefault) {
@@ -221,9 +204,7 @@ TEST(InitDist, SetsTheEnvironmentAndJoins) {
     EXPECT_STREQ(std::getenv("RANK"), std::to_string(rank).c_str());
     EXPECT_STREQ(std::getenv("LOCAL_WORLD_SIZE"), "2");
     EXPECT_STREQ(std::getenv("MASTER_PORT"), std::to_string(port).c_str());
-    EXPECT_EQ(distributed::all_reduce(1.0), 2.0);
-    distributed::barrier();
-    return Value();
+    test::expect_world_of(2);
   });
   EXPECT_EQ(config_key_of([] { init_dist(2, 0, 2, 2, "127.0.0.1", 1, "env://"); }), "rank");
   EXPECT_EQ(config_key_of([] { init_dist(0, -1, 2, 2, "127.0.0.1", 1, "env://"); }), "rank");
@@ -295,19 +276,11 @@ TEST(LaunchSubprocesses, ThePortOfTheMasterIsFreeForTheRanks) {
   }
 }
 
-TEST(LaunchSubprocesses, OneRankInPlaceHasNoSetUp) {
+TEST(LaunchSubprocesses, OneRankInPlaceHasNoSetUpAndIsWarnedOf) {
   ::unsetenv("ACCELMGR_TEST_SET_UP");
-  launch_subprocesses("check ranks", config_of(1), "set up", 0, {1});
+  const auto lines =
+      test::log_lines_of([] { launch_subprocesses("check ranks", config_of(1), "set up", 0, {1}); });
   EXPECT_EQ(std::getenv("ACCELMGR_TEST_SET_UP"), nullptr);
-}
-
-TEST(LaunchSubprocesses, OneRankInPlaceIsWarnedOf) {
-  std::array<char, 4096> text{};
-  std::atomic<std::uint64_t> written{0};
-  base::keep_log_tail(text, written);
-  launch_subprocesses("check ranks", config_of(1), "", 0, {1});
-  const auto lines = base::log_lines(text, written.load(), 100);
-  base::drop_log_tail();
   EXPECT_THAT(lines,
               Contains(HasSubstr("launch_subprocesses: the world has one rank; it runs in this process")));
 }
@@ -352,17 +325,12 @@ TEST(LaunchSubprocesses, OffsetsOfTheRanksMakeOneWorldOfSeveralNodes) {
     config.backend = "gloo";
     launch_subprocesses(body, config, "", offset);
   };
-  launch::Options options;
-  options.nprocs = 1;
-  options.join = false;
-  options.start_method = StartMethod::fork;
-  auto second = launch::spawn(launch::Function([&](int, const Value&) -> Value {
-                                launch_from(1);
-                                return {};
-                              }),
-                              Value::array(), options);
+  const auto second = ipc::test::fork_child([&] {
+    launch_from(1);
+    return 0;
+  });
   launch_from(0);
-  EXPECT_TRUE(second.join());
+  EXPECT_EQ(ipc::test::end_of(second), "exit code 0");
 }
 
 TEST(LaunchSubprocesses, WhatCannotBeLaunchedIsRefused) {

@@ -1,15 +1,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/mman.h>
 
-#include <array>
 #include <atomic>
-#include <new>
 #include <stdexcept>
 
 #include "accelmgr/distributed_context.hpp"
-#include "base/log.hpp"
-#include "base/log_tail.hpp"
+#include "launcher/collective/worlds.hpp"
 #include "message_of.hpp"
 #include "ranks.hpp"
 
@@ -32,22 +28,7 @@ TEST(OneRankOnly, CallsItOnThatRank) {
   });
 }
 
-/// A number that all ranks see.
-class Shared {
- public:
-  Shared()
-      : page_(mmap(nullptr, sizeof(Number), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)),
-        number_(new (page_) Number(0)) {}
-  ~Shared() { munmap(page_, sizeof(Number)); }
-  Shared(const Shared&) = delete;
-  Shared& operator=(const Shared&) = delete;
-  std::atomic<int>& operator*() const { return *number_; }
-
- private:
-  using Number = std::atomic<int>;
-  void* page_;
-  Number* number_;
-};
+using Shared = collective::test::Shared<std::atomic<int>>;
 
 constexpr int rounds = 30;
 
@@ -95,16 +76,13 @@ TEST(OneRankFirst, AnExceptionInsideIsNotHiddenByOthersThatAreLost) {
   expect_on_ranks(2, [](int rank) {
     barrier();
     if (rank == 0) return;
-    std::array<char, 4096> text{};
-    std::atomic<std::uint64_t> written{0};
-    base::keep_log_tail(text, written);
-    EXPECT_EQ(message_of<std::runtime_error>([] {
-                const auto turn = one_rank_first(1);
-                throw std::runtime_error("no data");
-              }),
-              "no data");
-    const auto lines = base::log_lines(text, written.load(), 100);
-    base::drop_log_tail();
+    const auto lines = test::log_lines_of([] {
+      EXPECT_EQ(message_of<std::runtime_error>([] {
+                  const auto turn = one_rank_first(1);
+                  throw std::runtime_error("no data");
+                }),
+                "no data");
+    });
     EXPECT_THAT(lines, Contains(AllOf(HasSubstr("one_rank_first: the other ranks could not be released: "),
                                       HasSubstr("rank 0"))));
   });

@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "accelmgr/errors.hpp"
+#include "accelmgr/launch.hpp"
 #include "base/clock.hpp"
 #include "launcher/distributed/store/torch.hpp"
 
@@ -24,45 +25,26 @@ namespace {
 
 using std::chrono::milliseconds;
 
-enum class Request : std::uint8_t { set, get, has, add, keys, erase };
+/// A request {"what", "key", "value"}, or an answer.
+using Message = launch::Value;
 
-void write_all(int fd, const void* data, std::size_t size) {
-  for (const auto* at = static_cast<const char*>(data); size > 0;) {
-    const auto sent = send(fd, at, size, MSG_NOSIGNAL);
-    if (sent <= 0) throw std::runtime_error("the connection has ended");
-    at += sent;
-    size -= static_cast<std::size_t>(sent);
-  }
+void require(bool passed) {
+  if (!passed) throw std::runtime_error("the connection has ended");
 }
 
-void read_all(int fd, void* data, std::size_t size) {
-  for (auto* at = static_cast<char*>(data); size > 0;) {
-    const auto got = recv(fd, at, size, 0);
-    if (got <= 0) throw std::runtime_error("the connection has ended");
-    at += got;
-    size -= static_cast<std::size_t>(got);
-  }
+void write_message(int fd, const Message& message) {
+  const auto bytes = Message::to_cbor(message);
+  const auto size = bytes.size();
+  require(send(fd, &size, sizeof size, MSG_NOSIGNAL) == sizeof size);
+  require(send(fd, bytes.data(), size, MSG_NOSIGNAL) == static_cast<ssize_t>(size));
 }
 
-template <class Number>
-void write_number(int fd, Number number) {
-  write_all(fd, &number, sizeof number);
-}
-template <class Number>
-Number read_number(int fd) {
-  Number number;
-  read_all(fd, &number, sizeof number);
-  return number;
-}
-
-void write_text(int fd, const std::string& text) {
-  write_number(fd, text.size());
-  write_all(fd, text.data(), text.size());
-}
-std::string read_text(int fd) {
-  std::string text(read_number<std::size_t>(fd), '\0');
-  read_all(fd, text.data(), text.size());
-  return text;
+Message read_message(int fd) {
+  std::size_t size = 0;
+  require(recv(fd, &size, sizeof size, MSG_WAITALL) == sizeof size);
+  std::vector<std::uint8_t> bytes(size);
+  require(recv(fd, bytes.data(), size, MSG_WAITALL) == static_cast<ssize_t>(size));
+  return Message::from_cbor(bytes);
 }
 
 class Server {
@@ -99,10 +81,11 @@ class Server {
   void serve(int fd) {
     try {
       for (;;) {
-        const auto request = read_number<Request>(fd);
-        answer(fd, request, read_text(fd));
+        const auto request = read_message(fd);
+        const auto answer = answer_to(request);
+        if (request.at("what") != "set") write_message(fd, answer);  // As torch's does.
       }
-    } catch (const std::runtime_error&) {
+    } catch (const std::exception&) {
       shutdown(fd, SHUT_RDWR);
     }
     const std::lock_guard lock(mutex_);
@@ -110,48 +93,26 @@ class Server {
     changed_.notify_all();
   }
 
-  void answer(int fd, Request request, const std::string& key) {
-    switch (request) {
-      case Request::set: {
-        auto value = read_text(fd);
-        const std::lock_guard lock(mutex_);
-        values_[key] = std::move(value);
-        break;
-      }
-      case Request::get: {
-        const milliseconds patience(read_number<std::int64_t>(fd));
-        std::unique_lock lock(mutex_);
-        changed_.wait_for(lock, patience, [&] { return ends_ || values_.contains(key); });
-        const bool found = values_.contains(key);
-        write_number(fd, found);
-        if (found) write_text(fd, values_[key]);
-        return;
-      }
-      case Request::has: {
-        const std::lock_guard lock(mutex_);
-        return write_number(fd, values_.contains(key));
-      }
-      case Request::add: {
-        const auto amount = read_number<std::int64_t>(fd);
-        const std::lock_guard lock(mutex_);
-        auto& value = values_[key];
-        const auto sum = (value.empty() ? 0 : std::stoll(value)) + amount;
-        value = std::to_string(sum);
-        write_number<std::int64_t>(fd, sum);
-        break;
-      }
-      case Request::keys: {
-        const std::lock_guard lock(mutex_);
-        write_number(fd, values_.size());
-        for (const auto& [known, value] : values_) write_text(fd, known);
-        return;
-      }
-      case Request::erase: {
-        const std::lock_guard lock(mutex_);
-        write_number(fd, values_.erase(key));
-      }
+  /// All keys, or the value that the key has now; null if it has none.
+  Message answer_to(const Message& request) {
+    const std::string what = request.at("what"), key = request.at("key");
+    const auto& value = request.at("value");
+    std::unique_lock lock(mutex_);
+    if (what == "keys") {
+      auto keys = Message::array();
+      for (const auto& [known, unused] : values_) keys.push_back(known);
+      return keys;
     }
+    if (what == "get")
+      changed_.wait_for(lock, milliseconds(value), [&] { return ends_ || values_.contains(key); });
+    if (what == "set") values_[key] = value;
+    if (what == "add") {
+      auto& sum = values_[key];
+      sum = std::to_string((sum.empty() ? 0 : std::stoll(sum)) + value.get<std::int64_t>());
+    }
+    if (what == "erase") values_.erase(key);
     changed_.notify_all();
+    return values_.contains(key) ? Message(values_[key]) : Message();
   }
 
   base::UniqueFd listener_;
@@ -181,34 +142,18 @@ class Client final : public StoreClient {
     }
   }
 
-  void set(const std::string& key, const std::string& value) override {
-    ask(Request::set, key);
-    write_text(fd_.get(), value);
-  }
+  void set(const std::string& key, const std::string& value) override { send_request("set", key, value); }
   std::optional<std::string> get(const std::string& key, milliseconds patience) override {
-    ask(Request::get, key);
-    write_number<std::int64_t>(fd_.get(), patience.count());
-    return read_number<bool>(fd_.get()) ? std::optional(read_text(fd_.get())) : std::nullopt;
+    const auto value = ask("get", key, patience.count());
+    return value.is_null() ? std::nullopt : std::optional(value.get<std::string>());
   }
-  bool has(const std::string& key) override {
-    ask(Request::has, key);
-    return read_number<bool>(fd_.get());
-  }
+  bool has(const std::string& key) override { return !ask("has", key).is_null(); }
   std::int64_t add(const std::string& key, std::int64_t amount) override {
-    ask(Request::add, key);
-    write_number(fd_.get(), amount);
-    return read_number<std::int64_t>(fd_.get());
+    return std::stoll(ask("add", key, amount).get<std::string>());
   }
-  std::vector<std::string> keys() override {
-    ask(Request::keys, "");
-    std::vector<std::string> keys(read_number<std::size_t>(fd_.get()));
-    for (auto& key : keys) key = read_text(fd_.get());
-    return keys;
-  }
-  void erase(const std::string& key) override {
-    ask(Request::erase, key);
-    read_number<std::size_t>(fd_.get());  // Once the server has replied, all clients see the change.
-  }
+  std::vector<std::string> keys() override { return ask("keys", ""); }
+  /// Returns when all clients see the change.
+  void erase(const std::string& key) override { ask("erase", key); }
 
  private:
   static base::UniqueFd connect_to(const ipc::HostPort& peer) {
@@ -221,9 +166,12 @@ class Client final : public StoreClient {
       throw std::runtime_error(std::strerror(errno));
     return fd;
   }
-  void ask(Request request, const std::string& key) {
-    write_number(fd_.get(), request);
-    write_text(fd_.get(), key);
+  void send_request(const char* what, const std::string& key, const Message& value) {
+    write_message(fd_.get(), {{"what", what}, {"key", key}, {"value", value}});
+  }
+  Message ask(const char* what, const std::string& key, const Message& value = {}) {
+    send_request(what, key, value);
+    return read_message(fd_.get());
   }
 
   std::unique_ptr<Server> server_;

@@ -18,17 +18,23 @@ namespace accelmgr::test {
 
 using launch::Value;
 
-/// Runs `body` in `count` forked ranks of one node, as launch::spawn() starts them, and returns their
-/// results. A failed expectation in a rank fails the test.
-std::vector<Value> on_ranks(int count, const std::function<Value(int rank)>& body,
-                            const std::map<std::string, std::string>& environment = {});
+/// Runs `body` in `count` forked ranks of one node, as launch::spawn() starts them. A failed expectation in a
+/// rank fails the test.
 void expect_on_ranks(int count, const std::function<void(int rank)>& body,
                      const std::map<std::string, std::string>& environment = {});
 
-/// Like on_ranks(), but the ranks have only `variables` in their environment, as if another launcher had
-/// started them. "{rank}" in a value is replaced by the rank.
-std::vector<Value> on_strangers(int count, const std::map<std::string, std::string>& variables,
-                                const std::function<Value(int rank)>& body);
+/// Likewise, but the ranks have only `variables` in their environment, as if another launcher had started
+/// them. "{rank}" in a value is replaced by the rank.
+void on_strangers(int count, const std::map<std::string, std::string>& variables,
+                  const std::function<void(int rank)>& body);
+
+/// Expects that this process is `rank` of a world of `size` on one node.
+void expect_place(int rank, int size);
+/// Makes a collective with all ranks of a world of `size`.
+void expect_world_of(int size);
+
+/// What is logged on the level info or above while `call` runs.
+std::vector<std::string> log_lines_of(const std::function<void()>& call);
 
 /// The ranks that the CollectiveError of `call` names. Its cause must be that they made different calls.
 template <typename Call>

@@ -17,12 +17,7 @@ using testing::HasSubstr;
 using testing::Not;
 
 TEST(Serial, IsRankZeroOfOne) {
-  EXPECT_EQ(get_rank(), 0);
-  EXPECT_EQ(get_local_rank(), 0);
-  EXPECT_EQ(get_world_size(), 1);
-  EXPECT_EQ(get_nproc_per_node(), 1);
-  EXPECT_EQ(get_nnodes(), 1);
-  EXPECT_EQ(get_node_rank(), 0);
+  test::expect_place(0, 1);
   EXPECT_EQ(backend(), std::nullopt);
   EXPECT_EQ(model_name(), "serial");
   EXPECT_EQ(device_name(), "cpu");

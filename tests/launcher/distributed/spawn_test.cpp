@@ -7,6 +7,7 @@
 
 #include "accelmgr/distributed_context.hpp"
 #include "base/ipc/network.hpp"
+#include "base/ipc/processes.hpp"
 #include "base/ipc/tcp.hpp"
 #include "message_of.hpp"
 #include "ranks.hpp"
@@ -123,19 +124,16 @@ TEST(Spawn, NodesMeetAtAStoreThatTheFirstOneServes) {
     launched();
     return launched();  // The store of the first launch has ended with it.
   };
-  launch::Options options;
-  options.nprocs = 1;
-  options.join = false;
-  options.start_method = StartMethod::fork;
-  auto second =
-      launch::spawn(launch::Function([&](int, const Value&) { return node(1); }), Value::array(), options);
-  const auto first = node(0);
-  second.join();
-  for (const auto& result : {first, second.results().at(0)}) {
+  const auto expect_right = [&node](int node_rank) {
+    const auto result = node(node_rank);
     EXPECT_EQ(result.at("world"), 2);
     EXPECT_EQ(result.at("backend"), "gloo");
     EXPECT_EQ(result.at("sum"), 3.0);
-  }
+    return testing::Test::HasFailure() ? 1 : 0;
+  };
+  const auto second = ipc::test::fork_child([&] { return expect_right(1); });
+  expect_right(0);
+  EXPECT_EQ(ipc::test::end_of(second), "exit code 0");
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include "launcher/distributed/store/tcp_store.hpp"
 
 #include <fmt/format.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 
@@ -9,6 +10,7 @@
 
 #include "accelmgr/communicator.hpp"
 #include "base/ipc/network.hpp"
+#include "launcher/collective/expect_error.hpp"
 #include "message_of.hpp"
 #include "reserved_port.hpp"
 
@@ -17,6 +19,8 @@ namespace {
 
 using base::Deadline;
 using test::message_of;
+using testing::AllOf;
+using testing::HasSubstr;
 
 constexpr double plenty_s = 20;
 
@@ -59,14 +63,9 @@ TEST(TcpStore, GetWaitsForTheKey) {
 
 TEST(TcpStore, AKeyThatNobodySetsIsATimeoutThatNamesItAndTheStoreIsStillOfUse) {
   const auto stores = make_pair_of_stores();
-  try {
-    stores.client->get("never", Deadline::in_seconds(0.05));
-    FAIL() << "no exception";
-  } catch (const CollectiveError& error) {
-    EXPECT_EQ(error.cause(), CollectiveError::Cause::timeout);
-    EXPECT_NE(std::string(error.what()).find("'never'"), std::string::npos) << error.what();
-    EXPECT_NE(std::string(error.what()).find(stores.client->address()), std::string::npos) << error.what();
-  }
+  EXPECT_THAT(test::expect_error(CollectiveError::Cause::timeout, {},
+                                 [&] { stores.client->get("never", Deadline::in_seconds(0.05)); }),
+              AllOf(HasSubstr("'never'"), HasSubstr(stores.client->address())));
   stores.server->set("now", "1");
   EXPECT_EQ(stores.client->get("now", Deadline::in_seconds(plenty_s)), "1");
 }
@@ -86,8 +85,7 @@ TEST(TcpStore, AServerThatIsGoneIsAnErrorThatNamesTheAddressEveryTime) {
   const auto address = stores.client->address();
   stores.server.reset();
   for (int i = 0; i < 2; ++i) {
-    const auto message = message_of<SessionError>([&] { stores.client->add("sum", 1); });
-    EXPECT_NE(message.find(address), std::string::npos) << message;
+    EXPECT_THAT(message_of<SessionError>([&] { stores.client->add("sum", 1); }), HasSubstr(address));
   }
 }
 
@@ -105,25 +103,25 @@ TEST(TcpStore, ConnectingWaitsUntilItIsServed) {
 TEST(TcpStore, ConnectingToNobodyNamesTheAddress) {
   const test::ReservedPort reserved;
   const int port = reserved.number();
-  const auto message =
-      message_of<SessionError>([port] { TcpStore::connect("127.0.0.1", port, Deadline::in_seconds(1)); });
-  EXPECT_NE(message.find(fmt::format("127.0.0.1:{}", port)), std::string::npos) << message;
-  EXPECT_NE(message.find("refused"), std::string::npos) << message;
+  EXPECT_THAT(
+      message_of<SessionError>([port] { TcpStore::connect("127.0.0.1", port, Deadline::in_seconds(1)); }),
+      AllOf(HasSubstr(fmt::format("127.0.0.1:{}", port)), HasSubstr("refused")));
 }
 
 TEST(TcpStore, ConnectingToWhatIsNoStoreEndsAtTheDeadline) {
   const auto silent =
       ipc::bind_tcp("127.0.0.1", 0);  // The kernel accepts connections, but no process replies.
-  const auto message = message_of<SessionError>(
-      [&] { TcpStore::connect("127.0.0.1", ipc::bound_port(silent.get()), Deadline::in_seconds(1)); });
-  EXPECT_NE(message.find("does not answer as a store"), std::string::npos) << message;
+  const int port = ipc::bound_port(silent.get());
+  EXPECT_THAT(
+      message_of<SessionError>([&] { TcpStore::connect("127.0.0.1", port, Deadline::in_seconds(1)); }),
+      HasSubstr("does not answer as a store"));
 }
 
 TEST(BindTcp, APortInUseIsAnErrorThatNamesIt) {
   const auto first = ipc::bind_tcp("127.0.0.1", 0);
   const int port = ipc::bound_port(first.get());
-  const auto message = message_of<ConfigError>([port] { ipc::bind_tcp("127.0.0.1", port); });
-  EXPECT_NE(message.find(fmt::format("port {} is in use", port)), std::string::npos) << message;
+  EXPECT_THAT(message_of<ConfigError>([port] { ipc::bind_tcp("127.0.0.1", port); }),
+              HasSubstr(fmt::format("port {} is in use", port)));
 }
 
 /// Longer than a part of a host name can be, so no name server is asked.
@@ -135,17 +133,13 @@ TEST(BindTcp, ANameThatNobodyKnowsIsNamed) {
 }
 
 TEST(TcpStore, ConnectingToANameThatNobodyKnowsNamesIt) {
-  const auto message =
-      message_of<SessionError>([] { TcpStore::connect(no_name, 5, Deadline::in_seconds(1)); });
-  EXPECT_NE(message.find(fmt::format("cannot reach {}:5: Name or service not known; tried for", no_name)),
-            std::string::npos)
-      << message;
+  EXPECT_THAT(message_of<SessionError>([] { TcpStore::connect(no_name, 5, Deadline::in_seconds(1)); }),
+              HasSubstr(fmt::format("cannot reach {}:5: Name or service not known; tried for", no_name)));
 }
 
 TEST(BindTcp, AnAddressOfAnotherNodeIsAnErrorThatNamesIt) {
-  const auto message = message_of<ConfigError>([] { ipc::bind_tcp("192.0.2.1", 29500); });
-  EXPECT_NE(message.find("192.0.2.1:29500: that is not an address of this node"), std::string::npos)
-      << message;
+  EXPECT_THAT(message_of<ConfigError>([] { ipc::bind_tcp("192.0.2.1", 29500); }),
+              HasSubstr("192.0.2.1:29500: that is not an address of this node"));
 }
 
 }  // namespace

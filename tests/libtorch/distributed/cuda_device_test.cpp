@@ -15,7 +15,6 @@ namespace accelmgr::distributed {
 namespace {
 
 using test::expect_on_ranks;
-using test::on_ranks;
 using testing::AllOf;
 using testing::HasSubstr;
 
@@ -62,12 +61,11 @@ TEST_F(CudaDevice, IsTheCurrentOneInAProcessGroup) {
 
 TEST_F(CudaDevice, IsTheCurrentOneInALaunchForGpus) {
   for (const bool for_gpus : {true, false})
-    on_ranks(2, [for_gpus](int rank) {
+    expect_on_ranks(2, [for_gpus](int rank) {
       if (for_gpus) ::setenv("ACCELMGR_SELECTED_GPUS", "7", 1);
       initialize("shm");
       EXPECT_EQ(Devices::current, for_gpus ? rank : 0);
       barrier();
-      return test::Value();
     });
 }
 
