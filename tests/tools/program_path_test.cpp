@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
-#include <fstream>
 
 #include "accelmgr/errors.hpp"
 #include "message_of.hpp"
@@ -20,11 +19,10 @@ using testing::HasSubstr;
 class ProgramPath : public testing::Test {
  protected:
   std::string file(const std::string& name, bool executable) {
-    const auto path = folder / name;
-    std::ofstream(path) << "#!/bin/sh\n";
+    const auto path = temporary.write(name, "#!/bin/sh\n");
     using enum std::filesystem::perms;
     std::filesystem::permissions(path, executable ? owner_all : owner_read | owner_write);
-    return path.string();
+    return path;
   }
 
   const test::TemporaryFolder temporary;
