@@ -13,32 +13,22 @@ ENDLESS = f"{TRAIN} --steps 1000000 --set grad_accumulation_steps=50"
 LAST = "accelmgr train -c small.yaml --checkpoint-dir ck --set grad_accumulation_steps=50"  # Only the last checkpoint.
 
 
-def test_who_forgets_resume_replaces_nothing(person):
+def test_a_new_run_replaces_checkpoints_only_if_it_is_told_to_and_when_it_begins(person):
     assert person.types(TRAIN).code == DONE
-    before = contents_of(person.file("ck"))
+    assert {entry.name for entry in person.file("ck").iterdir()} == {"step-00000005", "step-00000010"}
+    before, first = contents_of(person.file("ck")), run_of(checkpoint(person.file("ck"), 10))
     ended = person.types(f"{TRAIN} --steps 20")
     assert ended.code == USAGE
     assert "'ck/step-00000010' is of another run" in ended.err
     assert "--resume latest" in ended.err and "--overwrite" in ended.err
     assert "step 1/" not in ended.out
-    assert contents_of(person.file("ck")) == before
-
-
-def test_who_says_overwrite_begins_anew(person):
-    assert person.types(f"{TRAIN} --steps 20").code == DONE
-    first = run_of(checkpoint(person.file("ck"), 20))
-    ended = person.types(f"{TRAIN} --overwrite --set seed_base=2")
-    assert ended.code == DONE, ended.err
-    assert checkpoints_in(person.file("ck")) == [5, 10]
-    assert run_of(checkpoint(person.file("ck"), 10)) != first
-
-
-def test_checkpoints_are_kept_until_their_successor_begins(person):
-    assert person.types(TRAIN).code == DONE
-    before = contents_of(person.file("ck"))
     ended = person.types(f"{TRAIN} --overwrite --set model.kind=mpl")
     assert ended.code != DONE and "mpl" in ended.err
     assert contents_of(person.file("ck")) == before
+    ended = person.types(f"{TRAIN} --overwrite --steps 6 --set seed_base=2")
+    assert ended.code == DONE, ended.err
+    assert checkpoints_in(person.file("ck")) == [5, 6]
+    assert run_of(checkpoint(person.file("ck"), 6)) != first
 
 
 def test_a_run_keeps_its_id_through_restarts(person):
@@ -77,11 +67,6 @@ def test_two_runs_at_once_are_one_too_many(person):
     first.wait(GONE_S)
     ended = person.types(f"{TRAIN} --resume latest --steps 1 --set grad_accumulation_steps=50")
     assert ended.code == DONE, ended.err
-
-
-def test_nothing_but_checkpoints_is_left_in_the_folder(person):
-    assert person.types(TRAIN).code == DONE
-    assert {entry.name for entry in person.file("ck").iterdir()} == {"step-00000005", "step-00000010"}
 
 
 def test_a_folder_that_cannot_be_written_is_told_before_the_first_step(person):

@@ -59,11 +59,9 @@ def test_info_lists_the_slices_of_a_gpu(person):
     ("env", "said"),
     [
         (NO_GPU, "no GPU can be used: cuInit: CUDA_ERROR_NO_DEVICE (100): no CUDA-capable device is detected"),
-        (FAKE | {"FAKE_DRIVER_FAILS": "999"}, "no GPU can be used: cuInit: CUDA_ERROR_UNKNOWN (999)"),
         (FAKE | {"FAKE_DRIVER_CRASHES": "1"}, "killed by signal 11 (SEGV)"),
-        (FAKE | {"CUDA_VISIBLE_DEVICES": ""}, "CUDA_VISIBLE_DEVICES is '' and hides all 2 GPUs"),
     ],
-    ids=["no GPU", "error", "crash", "hidden"],
+    ids=["no GPU", "crash"],
 )
 def test_info_says_why_no_gpu_can_be_used(person, env, said):
     ended = person.types("accelmgr info", env=env)
@@ -72,27 +70,15 @@ def test_info_says_why_no_gpu_can_be_used(person, env, said):
 
 
 def test_auto_computes_on_the_cpu_where_there_is_no_gpu_and_says_so(person):
-    ended = train(person, "runners.device=auto", env=NO_GPU)
+    ended = train(person, "runners.device=auto", env=NO_GPU | {"ACCELMGR_LOG_LEVEL": "info"})
     assert ended.code == DONE, ended.text
     assert "2 runners on the CPU, " in ended.out
+    assert "rank 0 computes on the CPU" in ended.err and "rank 1 computes on the CPU" in ended.err
     assert "the runners compute on the CPU, because no GPU can be used: cuInit: CUDA_ERROR_NO_DEVICE" in ended.err
 
 
-def test_auto_begins_on_whatever_this_machine_has(person):
-    ended = train(person, "runners.device=auto", env={"CUDA_VISIBLE_DEVICES": "", "ACCELMGR_LOG_LEVEL": "info"})
-    assert ended.code == DONE, ended.text
-    assert "no GPU can be used: " in ended.err
-    assert "rank 0 computes on the CPU" in ended.err and "rank 1 computes on the CPU" in ended.err
-
-
 REFUSED = {
-    "no GPU": (NO_GPU, ["runners.device=cuda"], ["runners.device is cuda, but no GPU can be used: cuInit"]),
     "no such GPU": (FAKE, ["runners.device=cuda", "runners.devices=0,7"], ["runners.devices names '7'", GPU_A]),
-    "a GPU whose MIG mode is on": (
-        FAKE | {"FAKE_DRIVER_SLICES": "1"},
-        ["runners.device=cuda", "runners.devices=GPU-a0a1"],
-        ["runners.devices names 'GPU-a0a1'", "MIG mode is on", "name a slice of it: MIG-a0a1a2a3-00a5"],
-    ),
     "a list for the CPU": (FAKE, ["runners.devices=0,1"], ["runners.device is cpu; set auto or cuda"]),
 }
 

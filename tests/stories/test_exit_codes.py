@@ -64,20 +64,14 @@ def test_a_reader_that_goes_away_is_no_crash(person, command):
     assert person.files() == set()
 
 
-def with_files(count):
-    return {"preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (count, count))}
+LIMITS = [("accelmgr train -c small.yaml", limit) for limit in (8, 11, 16, 20, 24)] + [
+    ("accelmgr spawn --nprocs 16 -- true", limit) for limit in (8, 12, 16, 24, 50)
+]
 
 
-@pytest.mark.parametrize("limit", [8, 11, 16, 20, 24])
-def test_too_many_open_files_say_which_limit_to_raise(person, limit):
-    ended = person.types("accelmgr train -c small.yaml", **with_files(limit))
-    assert ended.code == FAILED, ended.text
-    assert f"raise ulimit -n (now {limit})" in ended.err
-
-
-@pytest.mark.parametrize("limit", [8, 12, 16, 24, 50])
-def test_too_many_open_files_of_a_launch_say_which_limit_to_raise(person, limit):
-    ended = person.types("accelmgr spawn --nprocs 16 -- true", **with_files(limit))
+@pytest.mark.parametrize(("command", "limit"), LIMITS)
+def test_too_many_open_files_say_which_limit_to_raise(person, command, limit):
+    ended = person.types(command, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit)))
     assert ended.code == FAILED, ended.text
     assert f"raise ulimit -n (now {limit})" in ended.err
 

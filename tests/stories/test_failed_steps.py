@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import BOUND_S, DONE, FAILED, USAGE
+from conftest import BOUND_S, FAILED, USAGE
 from records import lines_of
 
 # Scripted models of a user. A Python that has torch runs this and saves each to a file.
@@ -91,14 +91,9 @@ def test_what_a_scripted_model_raises_is_told_once_with_its_line(person, scripts
     assert "step 1 failed" in ended.err
 
 
-def test_a_model_that_is_not_there_is_the_error_of_the_start(person):
+def test_a_model_or_data_that_is_not_there_is_the_error_of_the_start(person):
     ended = person.types("accelmgr train -c small.yaml --set model.kind=torchscript --set model.file=nowhere.pt")
-    assert ended.code == USAGE, ended.text
-    assert ended.err == "accelmgr: model.file: there is no file 'nowhere.pt'\n"
-    assert person.files() == set()
-
-
-def test_data_that_is_not_there_is_the_error_of_the_start(person):
+    assert (ended.code, ended.err) == (USAGE, "accelmgr: model.file: there is no file 'nowhere.pt'\n")
     ended = person.types("accelmgr train -c small.yaml --set data.kind=text --set data.files=nowhere.txt "
                          "--set model.kind=gpt")
     assert ended.code == USAGE, ended.text
@@ -168,10 +163,3 @@ def test_an_exception_that_comes_again_after_every_restart_is_told_in_full_twice
         assert len(cause["log"]) == 2, "the lines of this process alone"
         assert re.search(r"info \[rank 1 step 3\] melted$", cause["log"][-1])
     assert len({cause["pid"] for cause in report["causes"]}) == 3
-
-
-def test_a_training_that_goes_well_says_nothing_on_standard_error(person):
-    ended = person.types("accelmgr train -c small.yaml")
-    assert (ended.code, ended.err) == (DONE, "")
-    assert "done: 10 steps" in ended.out
-    assert person.files() == set()

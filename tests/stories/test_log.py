@@ -7,22 +7,10 @@ import signal
 
 import pytest
 from conftest import DONE, FAILED, USAGE
-from records import checkpoint, checkpoints_in, lines_of, losses_of, numbers_of, steps_of
+from records import checkpoint, checkpoints_in, lines_of, losses_of, numbers_of
 
 TRAIN = "accelmgr train -c small.yaml --log l.jsonl"
 SAVED = f"{TRAIN} --checkpoint-dir ck --checkpoint-every 5"
-
-
-def test_a_resumed_run_goes_on_with_its_log(person):
-    assert person.types(f"{SAVED} --steps 10").code == DONE
-    first = person.file("l.jsonl").read_text()
-    ended = person.types(f"{SAVED} --steps 20 --resume latest")
-    assert ended.code == DONE, ended.err
-    assert ended.err == ""
-    assert person.file("l.jsonl").read_text().startswith(first)
-    assert numbers_of(person.file("l.jsonl")) == list(range(1, 21))
-    assert len({line["run_id"] for line in steps_of(person.file("l.jsonl"))}) == 1
-    assert lines_of(person.file("l.jsonl"))[-1]["run"]["steps"] == 20
 
 
 def test_lines_past_the_resumed_step_and_a_torn_one_go(person):
@@ -37,7 +25,7 @@ def test_lines_past_the_resumed_step_and_a_torn_one_go(person):
     assert len(lines_of(person.file("l.jsonl"))) == 11
 
 
-def test_a_new_run_does_not_replace_a_log(person):
+def test_a_new_run_replaces_a_log_only_if_it_is_told_to_and_when_it_begins(person):
     assert person.types(TRAIN).code == DONE
     before = person.file("l.jsonl").read_bytes()
     ended = person.types(TRAIN)
@@ -45,21 +33,11 @@ def test_a_new_run_does_not_replace_a_log(person):
     assert "--log l.jsonl: the file holds the log of an earlier run" in ended.err
     assert "--overwrite" in ended.err and "--resume" in ended.err
     assert "step 1/" not in ended.out
-    assert person.file("l.jsonl").read_bytes() == before
-
-
-def test_who_says_overwrite_gets_a_new_log(person):
-    assert person.types(f"{TRAIN} --steps 12").code == DONE
-    assert person.types(f"{TRAIN} --steps 3 --overwrite").code == DONE
-    assert numbers_of(person.file("l.jsonl")) == [1, 2, 3]
-
-
-def test_a_log_is_kept_until_its_successor_begins(person):
-    assert person.types(TRAIN).code == DONE
-    before = person.file("l.jsonl").read_bytes()
     ended = person.types(f"{TRAIN} --overwrite --set model.kind=mpl")
     assert ended.code != DONE and "mpl" in ended.err
     assert person.file("l.jsonl").read_bytes() == before
+    assert person.types(f"{TRAIN} --steps 3 --overwrite").code == DONE
+    assert numbers_of(person.file("l.jsonl")) == [1, 2, 3]
 
 
 @pytest.mark.parametrize("option", ["", "--checkpoint-dir ck --resume latest"])

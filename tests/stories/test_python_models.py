@@ -67,22 +67,11 @@ def test_a_configuration_trains_it(person):
     assert len(losses_of(person.file("line.jsonl"))) == 25
 
 
-WRONG = {
-    "no module": ("no_such_lines:make", USAGE, "model.factory is 'no_such_lines:make': there is no module"),
-    "no function": ("lines:made", USAGE, "has no 'made'"),
-    "no colon": ("lines.make", USAGE, "it must be package.module:function"),
-    "no function at all": ("", USAGE, "model.factory is empty"),
-    "what cannot be called": ("lines:__name__", USAGE, "which is a str and cannot be called"),
-    "what makes no model": ("lines:nothing", USAGE, "it must return a torch.nn.Module"),
-}
-
-
-@pytest.mark.parametrize("case", WRONG)
-def test_a_factory_that_is_wrong_is_named(person, case):
-    factory, code, said = WRONG[case]
+@pytest.mark.parametrize(("factory", "said"), [("lines:made", "has no 'made'"), ("lines:nothing", "it must return a")])
+def test_a_factory_that_is_wrong_is_named(person, factory, said):
     write(person, factory, "" if factory == "lines:nothing" else 'width: "3"')
     ended = person.types("accelmgr train -c line.yaml")
-    assert ended.code == code, ended.text
+    assert ended.code == USAGE, ended.text
     assert said in ended.err, ended.text
 
 

@@ -3,7 +3,7 @@
 import os
 
 from conftest import DONE, FAILED, USAGE
-from records import checkpoint, checkpoints_in, contents_of, numbers_of, tensors_of
+from records import checkpoint, checkpoints_in, contents_of, lines_of, numbers_of, steps_of, tensors_of
 
 TRAIN = "accelmgr train -c small.yaml --checkpoint-dir ck"
 
@@ -13,11 +13,15 @@ def test_the_same_command_begins_and_goes_on(person):
     first = person.types(command)
     assert first.code == DONE, first.err
     assert "there is no checkpoint in 'ck' yet; a new run begins" in first.err
+    log = person.file("l.jsonl").read_text()
     second = person.types(f"{command} --steps 12")
     assert second.code == DONE, second.err
     assert second.err == ""
     assert f"resumed from {person.folder.resolve()}/ck/step-00000010 at step 10\n" in second.out
     assert numbers_of(person.file("l.jsonl")) == list(range(1, 13))
+    assert person.file("l.jsonl").read_text().startswith(log)
+    assert len({line["run_id"] for line in steps_of(person.file("l.jsonl"))}) == 1
+    assert lines_of(person.file("l.jsonl"))[-1]["run"]["steps"] == 12
 
 
 def test_a_run_that_is_at_its_end_has_nothing_to_do(person):
@@ -84,10 +88,3 @@ def test_an_older_checkpoint_of_the_same_run_may_be_gone_on_from(person):
     ended = person.types(f"{TRAIN} --resume ck/step-00000005")
     assert ended.code == DONE, ended.err
     assert tensors_of(checkpoint(person.file("ck"), 10)) == before
-
-
-def test_without_a_configuration_the_shipped_one_is_trained(person):
-    ended = person.types("accelmgr train --steps 1 --set train.evaluate_every=0")
-    assert ended.code == DONE, ended.err
-    assert "no --config: trains the shipped " in ended.out and "/gpt-licenses.yaml" in ended.out
-    assert "gpt: 842496 parameters" in ended.out and "done: 1 steps" in ended.out

@@ -50,10 +50,3 @@ def test_standard_input_goes_to_rank_0(person):
     assert sorted(ended.out.splitlines()) == [
         "[rank 0] end", "[rank 0] one", "[rank 0] two", "[rank 1] end", "[rank 2] end",
     ]
-
-
-def test_the_help_says_where_standard_input_goes_and_what_the_timeout_bounds(person):
-    ended = person.types("accelmgr spawn --help")
-    assert ended.code == DONE
-    assert "Standard input goes to rank 0" in ended.out
-    assert "init_process_group(timeout=...)" in ended.out
