@@ -1,11 +1,7 @@
-// Runs scenarios on ranks on two nodes (tests/launcher/contract/two_nodes). The test program executes itself
-// on each node and forks the ranks there; each rank runs the scenario of a given name. A scenario may use
-// GoogleTest's assertions.
+// Runs the ranks of a test on two nodes (tests/launcher/contract/two_nodes). The test program executes itself
+// on each node, for this test alone, and forks the ranks there.
 #pragma once
 
-#include <filesystem>
-#include <functional>
-#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -36,24 +32,15 @@ class RankOnNode {
   int size_;
 };
 
-using Scenario = void (*)(RankOnNode&);
-
-/// A scenario, and the ranks that must end by die().
-struct Entry {
-  Scenario scenario;
-  std::vector<int> deaths;
-};
-std::map<std::string, Entry>& scenarios();
-
-struct Registered {
-  Registered(const std::string& name, Entry entry) { scenarios()[name] = std::move(entry); }
+struct Nodes {
+  std::vector<int> a = {0, 1}, b = {2, 3};  ///< The ranks of each node.
+  std::vector<int> deaths = {};             ///< The ranks that must end by die().
+  int cable_mbit = 0;                       ///< The megabits that the cable carries in a second; 0: no limit.
 };
 
-/// Runs the scenario with the ranks `a` on node A and the ranks `b` on node B. Skips the test if there cannot
-/// be two nodes here. A failure of a rank fails the test with all output. `cable_mbit` limits the megabits
-/// that the cable carries in a second; 0: no limit.
-void run_on_two_nodes(const std::string& scenario, const std::vector<int>& a, const std::vector<int>& b,
-                      int cable_mbit = 0);
+/// Runs `scenario`, which may use GoogleTest's assertions, on all ranks. Skips the test if there cannot be
+/// two nodes here. A failure of a rank fails the test with all output.
+void run_on_two_nodes(const Nodes& nodes, void (*scenario)(RankOnNode&));
 
 /// Takes down the cable between the nodes.
 void take_link_down();
