@@ -3,14 +3,13 @@
 
 #include <gtest/gtest.h>
 #include <signal.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <array>
 #include <future>
 #include <numeric>
 #include <thread>
 
+#include "base/ipc/processes.hpp"
 #include "expect_error.hpp"
 #include "launcher/distributed/store/file_store.hpp"
 #include "temporary_folder.hpp"
@@ -58,22 +57,14 @@ bool takes_all(Mesh& mesh) {
 }
 
 TEST_F(MeshTest, WhoLeavesAtOnceLosesNothingOfWhatItHasSent) {
-  const pid_t slow = fork();
-  if (slow == 0) {
-    alarm(60);
-    try {
-      _exit(takes_all(*join(1, 3)) ? 0 : 1);
-    } catch (const ExchangeError&) {
-      _exit(2);
-    }
-  }
+  const auto slow = ipc::test::fork_child([this] { return takes_all(*join(1, 3)) ? 0 : 1; });
   std::promise<void> stopped;
   std::jthread rank2([&] {
     const auto mesh = join(2, 3);
     char ready = 0;
     mesh->exchange({}, {{Mesh::Receive{1, &ready, 1}}}, soon());
-    kill(slow, SIGSTOP);
-    waitpid(slow, nullptr, WUNTRACED);
+    kill(slow.pid, SIGSTOP);
+    waitpid(slow.pid, nullptr, WUNTRACED);
     stopped.set_value();
   });
   auto mesh = join(0, 3);
@@ -81,12 +72,8 @@ TEST_F(MeshTest, WhoLeavesAtOnceLosesNothingOfWhatItHasSent) {
   mesh->exchange({{Mesh::Send{1, large.data(), large.size()}}}, {}, soon());
   mesh.reset();
   rank2.join();
-  kill(slow, SIGCONT);
-  int status = 0;
-  waitpid(slow, &status, 0);
-  ASSERT_TRUE(WIFEXITED(status));
-  EXPECT_EQ(WEXITSTATUS(status), 0) << (WEXITSTATUS(status) == 2 ? "its call failed"
-                                                                 : "it got something else");
+  kill(slow.pid, SIGCONT);
+  EXPECT_EQ(ipc::test::end_of(slow), "exit code 0");
 }
 
 /// Receives a byte from `rank`, which sends none. The failure must have the cause and name the rank.

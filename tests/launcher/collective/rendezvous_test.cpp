@@ -29,11 +29,7 @@ void run_ranks(int size, const std::function<void(Store&, Membership)>& body) {
   for (int rank = 0; rank < size; ++rank)
     threads.emplace_back([&, rank] {
       distributed::FileStore store(folder / "store", base::Deadline::in_seconds(60));
-      Membership membership;
-      membership.rank = rank;
-      membership.size = size;
-      membership.timeout_s = 60;
-      body(store, membership);
+      body(store, {.rank = rank, .size = size, .timeout_s = 60, .interface = {}});
     });
 }
 

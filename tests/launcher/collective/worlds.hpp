@@ -17,7 +17,7 @@
 #include <thread>
 #include <vector>
 
-#include "base/ipc/process.hpp"
+#include "base/ipc/processes.hpp"
 #include "launcher/collective/shm/factory.hpp"
 
 namespace accelmgr::collective::test {
@@ -66,9 +66,7 @@ class Processes {
   /// Runs body() in a forked child, which exits with 0 if body() returns and no expectation in it has failed.
   template <class Body>
   void start(Body body) {
-    ipc::Child child;
-    child.pid = fork();
-    if (child.pid == 0) {
+    children_.push_back(ipc::test::fork_child([&body] {
       alarm(60);
       try {
         body();
@@ -76,25 +74,17 @@ class Processes {
         ADD_FAILURE() << "a child threw: " << error.what();
       }
       fflush(nullptr);
-      _exit(testing::Test::HasFailure() ? 1 : 0);
-    }
-    child.pidfd = ipc::open_pidfd(child.pid);
-    children_.push_back(std::move(child));
+      return testing::Test::HasFailure() ? 1 : 0;
+    }));
   }
 
   void signal(std::size_t index, int number) { ipc::send_signal(children_[index].pidfd.get(), number); }
 
   /// Waits for the end of a child and says how it ended: "exit code 0" if all went well.
   std::string end_of(std::size_t index) {
-    auto& child = children_[index];
-    if (!ipc::wait_ended(child.pidfd.get(), base::Deadline::in_seconds(long_s))) {
-      ipc::send_signal(child.pidfd.get(), SIGKILL);
-      ADD_FAILURE() << "process " << index << " did not end";
-    }
-    int status = -1;
-    EXPECT_EQ(waitpid(child.pid, &status, 0), child.pid);
-    child.pid = 0;
-    return ipc::describe_exit(status);
+    auto how = ipc::test::end_of(children_[index]);
+    children_[index].pid = 0;
+    return how;
   }
 
  private:

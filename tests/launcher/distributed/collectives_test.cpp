@@ -5,7 +5,6 @@
 #include <cmath>
 
 #include "accelmgr/distributed_context.hpp"
-#include "launcher/distributed/collectives/objects.hpp"
 #include "message_of.hpp"
 #include "ranks.hpp"
 
@@ -75,12 +74,6 @@ TEST(Collective, TextsAndObjectsAreNotTakenForEachOther) {
     };
     EXPECT_THAT(message_of<CollectiveError>(gather), AllOf(HasSubstr("a string"), HasSubstr("an object")));
   });
-}
-
-TEST(Collective, AnObjectThatIsNestedTooDeepIsRefusedWithItsRank) {
-  const auto deep = static_cast<char>(ObjectKind::value) + std::string(1'000'000, '\x81');
-  EXPECT_THAT(message_of<SessionError>([&] { decode_value(deep, 3); }),
-              AllOf(HasSubstr("rank 3"), HasSubstr("nested deeper than 256 levels")));
 }
 
 TEST(Collective, ARankThatHasEndedIsNamedAndTheRestGoesOn) {

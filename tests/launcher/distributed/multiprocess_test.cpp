@@ -36,7 +36,6 @@ Value check_ranks(int rank, const Value& args) {
                      distributed::get_local_rank() == rank && distributed::all_reduce(1.0) == world_size &&
                      distributed::all_reduce(1.0, "SUM", parallel_groups().data) == world_size;
   if (!right) throw std::runtime_error(fmt::format("rank {} is not right", rank));
-  if (args.size() > 1 && args.at(1) == rank) throw std::runtime_error("asked to fail");
   return {};
 }
 
@@ -296,17 +295,6 @@ TEST(LaunchSubprocesses, SetUpComesBeforeTheFunction) {
               HasSubstr("was not set up"));
 }
 
-TEST(LaunchSubprocesses, TheFirstErrorIsRaisedWithRankAndTrace) {
-  try {
-    launch_subprocesses("check ranks", config_of(3), "", 0, {3, 2});
-    ADD_FAILURE() << "rank 2 failed";
-  } catch (const launch::SpawnError& error) {
-    EXPECT_EQ(error.rank(), 2);
-    EXPECT_EQ(error.exit_code(), 17);
-    EXPECT_THAT(error.trace(), HasSubstr("asked to fail"));
-  }
-}
-
 TEST(LaunchSubprocesses, OffsetsOfTheRanksMakeOneWorldOfSeveralNodes) {
   // Two launches of one rank each on this node. A child of this process makes the second.
   const test::ReservedPort reserved;
@@ -333,14 +321,10 @@ TEST(LaunchSubprocesses, OffsetsOfTheRanksMakeOneWorldOfSeveralNodes) {
   EXPECT_EQ(ipc::test::end_of(second), "exit code 0");
 }
 
-TEST(LaunchSubprocesses, WhatCannotBeLaunchedIsRefused) {
-  EXPECT_THROW(launch_subprocesses("chek ranks", config_of(2)), ConfigError);
-  EXPECT_THROW(launch_subprocesses("check ranks", config_of(2), "set-up"), ConfigError);
+TEST(LaunchSubprocesses, AnOffsetOutsideTheWorldIsRefused) {
   for (const int offset : {1, -1})
     EXPECT_EQ(config_key_of([&] { launch_subprocesses("check ranks", config_of(2), "", offset); }),
               "rank_offset");
-  EXPECT_THROW(launch_subprocesses(launch::Function(check_ranks), config_of(2, StartMethod::forkserver)),
-               UsageError);
 }
 
 }  // namespace

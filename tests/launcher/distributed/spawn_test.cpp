@@ -3,8 +3,6 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
-#include <stdexcept>
-
 #include "accelmgr/distributed_context.hpp"
 #include "base/ipc/network.hpp"
 #include "base/ipc/processes.hpp"
@@ -87,23 +85,6 @@ TEST(Spawn, OptionsThatCannotBeAreNamed) {
                 run("shm", forked(1), {1, 2});
               }),
               HasSubstr("kwargs is of type array"));
-  EXPECT_THROW(spawn("shm", "describe contxt", Value::array(), nullptr, forked(2)), ConfigError);
-}
-
-TEST(Spawn, AFailureIsNamedWithItsRank) {
-  const launch::Function fail = [](int local_rank, const Value&) -> Value {
-    barrier();
-    if (local_rank == 1) throw std::runtime_error("no luck");
-    barrier();
-    return {};
-  };
-  try {
-    spawn("shm", fail, Value::array(), nullptr, forked(2));
-    ADD_FAILURE() << "rank 1 failed";
-  } catch (const launch::SpawnError& error) {
-    EXPECT_EQ(error.rank(), 1);
-    EXPECT_THAT(error.what(), HasSubstr("no luck"));
-  }
 }
 
 TEST(Spawn, NodesMeetAtAStoreThatTheFirstOneServes) {

@@ -42,20 +42,29 @@ Options quick(Options options) {
   return options;
 }
 
-TEST_F(Leftovers, ARankThatIgnoresTermIsKilledAtTheBound) {
-  const Line line;
+/// Launches ranks that call `before` and run until rank 1 fails. Then all `processes` must end that have told
+/// their pidfds.
+template <class Before>
+void expect_all_end_with_rank_1(const Line& line, const Options& chosen, int processes, Before before) {
   auto context = spawn(
       [&](int rank, const Value&) {
-        if (rank == 0) signal(SIGTERM, SIG_IGN);
-        line.tell_pidfd();
+        before(rank);
         if (rank == 1) line.await_order();
         return obey(rank == 1 ? "exit 1" : "hang");
       },
-      {}, quick(not_joined(options(3))));
-  const auto pidfds = line.hear_pidfds(3);
+      {}, chosen);
+  const auto pidfds = line.hear_pidfds(processes);
   line.order();
   EXPECT_EQ(failure_of([&] { context.join(); }).rank(), 1);
   expect_ended(pidfds);
+}
+
+TEST_F(Leftovers, ARankThatIgnoresTermIsKilledAtTheBound) {
+  const Line line;
+  expect_all_end_with_rank_1(line, quick(not_joined(options(3))), 3, [&](int rank) {
+    if (rank == 0) signal(SIGTERM, SIG_IGN);
+    line.tell_pidfd();
+  });
 }
 
 TEST_F(Leftovers, WhoHasABoundToEndInUsesIt) {
@@ -88,34 +97,17 @@ TEST_F(Leftovers, AStoppedRankEnds) {
   const Line line;
   auto chosen = not_joined(options(2));
   chosen.terminate_timeout_s = 120;  // Not reached: SIGCONT follows SIGTERM, so the rank ends at once.
-  auto context = spawn(
-      [&](int rank, const Value&) {
-        line.tell_pidfd();
-        if (rank == 0) raise(SIGSTOP);
-        line.await_order();
-        return obey("exit 1");
-      },
-      {}, chosen);
-  const auto pidfds = line.hear_pidfds(2);
-  line.order();
-  EXPECT_EQ(failure_of([&] { context.join(); }).rank(), 1);
-  expect_ended(pidfds);
+  expect_all_end_with_rank_1(line, chosen, 2, [&](int rank) {
+    line.tell_pidfd();
+    if (rank == 0) raise(SIGSTOP);
+  });
 }
 
 TEST_F(Leftovers, GrandchildrenEndWithAFailureEvenInSessionsOfTheirOwn) {
   for (const bool apart : {false, true}) {
     const Line line;
-    auto context = spawn(
-        [&](int rank, const Value&) {
-          have_a_child(line, apart);
-          if (rank == 1) line.await_order();
-          return obey(rank == 1 ? "exit 1" : "hang");
-        },
-        {}, quick(not_joined(options(2))));
-    const auto pidfds = line.hear_pidfds(4);
-    line.order();
-    EXPECT_EQ(failure_of([&] { context.join(); }).rank(), 1);
-    expect_ended(pidfds);
+    expect_all_end_with_rank_1(line, quick(not_joined(options(2))), 4,
+                               [&](int) { have_a_child(line, apart); });
   }
 }
 

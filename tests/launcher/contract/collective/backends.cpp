@@ -13,31 +13,28 @@ namespace accelmgr::collective::contract {
 namespace {
 
 Backend serial() {
-  Backend backend;
-  backend.name = "serial";
-  backend.sizes = {1};
-  backend.starts = {Start::threads};
-  backend.prepare = [](int) { return Prepared{}; };
-  backend.join = [](const Prepared&, int, int, double) { return make_serial(); };
-  return backend;
+  return {.name = "serial",
+          .sizes = {1},
+          .starts = {Start::threads},
+          .prepare = [](int) { return Prepared{}; },
+          .join = [](const Prepared&, int, int, double) { return make_serial(); }};
+}
+
+Prepared memory_of_world(int size) {
+  Prepared prepared;
+  prepared.fds.push_back(shm::create_world(size));
+  return prepared;
 }
 
 Backend shm() {
-  Backend backend;
-  backend.name = "shm";
-  backend.sizes = {1, 2, 3, 4, 7};
-  backend.starts = {Start::threads, Start::forked, Start::executed};
-  backend.prepare = [](int size) {
-    Prepared prepared;
-    prepared.fds.push_back(shm::create_world(size));
-    return prepared;
-  };
-  backend.join = [](const Prepared& prepared, int rank, int, double timeout_s) {
-    shm::JoinOptions options;
-    options.timeout_s = timeout_s;
-    return shm::join_world(prepared.fds.front().get(), rank, options);
-  };
-  return backend;
+  return {.name = "shm",
+          .sizes = {1, 2, 3, 4, 7},
+          .starts = {Start::threads, Start::forked, Start::executed},
+          .prepare = memory_of_world,
+          .join = [](const Prepared& prepared, int rank, int, double timeout_s) {
+            return shm::join_world(prepared.fds.front().get(), rank,
+                                   {.timeout_s = timeout_s, .world_ranks = {}});
+          }};
 }
 
 /// A store that lives until the process exits, so that it outlives all communicators.
@@ -51,35 +48,26 @@ Store& store_at(const std::string& path, double timeout_s) {
 
 Prepared folder_for_store(int) {
   const auto folder = std::make_shared<test::TemporaryFolder>();
-  Prepared prepared;
-  prepared.text = *folder / "store";
-  prepared.kept = folder;
-  return prepared;
+  return {.fds = {}, .text = *folder / "store", .kept = folder};
 }
 
 /// Meets the other ranks in the store of `prepared`.
 std::shared_ptr<Communicator> meet(const Prepared& prepared, int rank, int size, double timeout_s,
                                    const std::string& node) {
-  Membership membership;
-  membership.rank = rank;
-  membership.size = size;
-  membership.backend = "gloo";
-  membership.timeout_s = timeout_s;
-  membership.node = node;
-  return rendezvous(store_at(prepared.text, timeout_s), "world", membership);
+  return rendezvous(
+      store_at(prepared.text, timeout_s), "world",
+      {.rank = rank, .size = size, .backend = "gloo", .timeout_s = timeout_s, .interface = {}, .node = node});
 }
 
 /// Every rank counts as a node of its own: all of them communicate over gloo.
 Backend gloo_threads() {
-  Backend backend;
-  backend.name = "gloo";
-  backend.sizes = {1, 2, 3, 4, 7};
-  backend.starts = {Start::threads};
-  backend.prepare = folder_for_store;
-  backend.join = [](const Prepared& prepared, int rank, int size, double timeout_s) {
-    return meet(prepared, rank, size, timeout_s, "node of rank " + std::to_string(rank));
-  };
-  return backend;
+  return {.name = "gloo",
+          .sizes = {1, 2, 3, 4, 7},
+          .starts = {Start::threads},
+          .prepare = folder_for_store,
+          .join = [](const Prepared& prepared, int rank, int size, double timeout_s) {
+            return meet(prepared, rank, size, timeout_s, "node of rank " + std::to_string(rank));
+          }};
 }
 
 /// The same with processes; of one size, because connecting takes long.
@@ -133,15 +121,8 @@ Backend gloo_on_two_nodes_processes() {
 }  // namespace
 
 std::string name_of(Start start) {
-  switch (start) {
-    case Start::threads:
-      return "threads";
-    case Start::forked:
-      return "forked";
-    case Start::executed:
-      return "executed";
-  }
-  return {};
+  constexpr const char* names[] = {"threads", "forked", "executed"};
+  return names[static_cast<int>(start)];
 }
 
 const std::vector<Backend>& backends() {

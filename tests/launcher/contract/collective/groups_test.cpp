@@ -1,17 +1,16 @@
 // Tests of groups: communicators of some members, used at the same time and by several threads.
 // sequences_test.cpp makes random groups of any communicator and uses them in turn.
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <numeric>
 #include <thread>
 
 #include "base/clock.hpp"
+#include "base/ipc/processes.hpp"
 #include "call.hpp"
 #include "contract.hpp"
 #include "launcher/collective/expect_error.hpp"
 #include "message_of.hpp"
+#include "refusal.hpp"
 
 namespace accelmgr::collective::contract {
 namespace {
@@ -68,23 +67,17 @@ CONTRACT(Group, IsMadeAtASecondTryAfterOneMemberWasLate, .sizes = {2, 4}, .start
 CONTRACT(Group, WhoseCopyAForkedChildDestroysWorksOn, .fewest_ranks = 2,
          .starts = {Start::forked, Start::executed}) {
   auto group = self.world.group(all_of(self.world));
-  const auto child = fork();
-  if (child == 0) {
-    alarm(60);
+  const auto child = ipc::test::fork_child([&] {
     const auto expect_refused = [](const auto& call) {
-      const auto message = test::message_of<UsageError>(call);
-      EXPECT_NE(message.find("this communicator belongs to the process that forked this one"),
-                std::string::npos)
-          << message;
+      EXPECT_TRUE(test::says(test::message_of<UsageError>(call),
+                             {"this communicator belongs to the process that forked this one"}));
     };
     expect_refused([&] { group->barrier(); });
     expect_refused([&] { group->group(Ranks{0}); });
     group.reset();
-    _exit(testing::Test::HasFailure() ? 1 : 0);
-  }
-  int status = -1;
-  waitpid(child, &status, 0);
-  EXPECT_EQ(status, 0);
+    return testing::Test::HasFailure() ? 1 : 0;
+  });
+  EXPECT_EQ(ipc::test::end_of(child), "exit code 0");
   expect_works(*group, self);
 }
 
