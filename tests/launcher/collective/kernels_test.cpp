@@ -4,6 +4,7 @@
 
 #include <random>
 
+#include "launcher/contract/collective/call.hpp"
 #include "oracle.hpp"
 
 namespace accelmgr::collective {
@@ -76,23 +77,6 @@ Bytes elements(DType dtype, std::size_t count, std::mt19937_64& random) {
   return bytes;
 }
 
-bool makes_sense(DType dtype, ReduceOp op) {
-  try {
-    check_reduction(dtype, op);
-    return true;
-  } catch (const UsageError&) {
-    return false;
-  }
-}
-
-std::vector<std::pair<DType, ReduceOp>> all_reductions() {
-  std::vector<std::pair<DType, ReduceOp>> all;
-  for (int dtype = 0; dtype <= static_cast<int>(DType::boolean); ++dtype)
-    for (int op = 0; op <= static_cast<int>(ReduceOp::bit_or); ++op)
-      if (makes_sense(DType(dtype), ReduceOp(op))) all.emplace_back(DType(dtype), ReduceOp(op));
-  return all;
-}
-
 class EachIsa : public testing::TestWithParam<Isa> {
  protected:
   void SetUp() override {
@@ -119,34 +103,36 @@ constexpr Case cases[] = {
 
 TEST_P(EachIsa, ReducesAsTheDefinitionSays) {
   std::mt19937_64 random(1);
-  for (const auto& [dtype, op] : all_reductions()) {
-    for (const auto& c : cases) {
-      std::vector<Bytes> given;
-      std::vector<Range> ranges;
-      std::vector<const void*> inputs;
-      std::vector<const unsigned char*> for_oracle;
-      for (std::size_t i = 0; i < c.inputs; ++i) {
-        given.push_back(elements(dtype, c.count, random));
-        ranges.emplace_back(given[i].size(), c.misalignment * i);
-        if (!given[i].empty()) std::memcpy(ranges[i].data(), given[i].data(), given[i].size());
+  for (const auto dtype : contract::all_dtypes)
+    for (const auto op : contract::all_ops) {
+      if (!contract::makes_sense(dtype, op)) continue;
+      for (const auto& c : cases) {
+        std::vector<Bytes> given;
+        std::vector<Range> ranges;
+        std::vector<const void*> inputs;
+        std::vector<const unsigned char*> for_oracle;
+        for (std::size_t i = 0; i < c.inputs; ++i) {
+          given.push_back(elements(dtype, c.count, random));
+          ranges.emplace_back(given[i].size(), c.misalignment * i);
+          if (!given[i].empty()) std::memcpy(ranges[i].data(), given[i].data(), given[i].size());
+        }
+        for (std::size_t i = 0; i < c.inputs; ++i) {
+          inputs.push_back(ranges[i].data());
+          for_oracle.push_back(given[i].data());
+        }
+        Bytes expected(c.count * size_of(dtype));
+        Range separate(expected.size(), c.misalignment);
+        Range& out = c.in_place ? ranges.back() : separate;
+        kernels_->reduce(dtype, op, inputs, out.data(), c.count, c.inputs, c.stores);
+        const bool same = with_type(dtype, [&](auto type) {
+          using T = decltype(type);
+          reduce_elements<T>(op, for_oracle, expected.data(), c.count, c.inputs);
+          return same_elements<T>(expected.data(), out.data(), c.count);
+        });
+        EXPECT_TRUE(same && out.surroundings_untouched())
+            << name_of(op) << " of " << name_of(dtype) << ", " << c.inputs << " inputs of " << c.count;
       }
-      for (std::size_t i = 0; i < c.inputs; ++i) {
-        inputs.push_back(ranges[i].data());
-        for_oracle.push_back(given[i].data());
-      }
-      Bytes expected(c.count * size_of(dtype));
-      Range separate(expected.size(), c.misalignment);
-      Range& out = c.in_place ? ranges.back() : separate;
-      kernels_->reduce(dtype, op, inputs, out.data(), c.count, c.inputs, c.stores);
-      const bool same = with_type(dtype, [&, op = op](auto type) {
-        using T = decltype(type);
-        reduce_elements<T>(op, for_oracle, expected.data(), c.count, c.inputs);
-        return same_elements<T>(expected.data(), out.data(), c.count);
-      });
-      EXPECT_TRUE(same && out.surroundings_untouched())
-          << name_of(op) << " of " << name_of(dtype) << ", " << c.inputs << " inputs of " << c.count;
     }
-  }
 }
 
 TEST_P(EachIsa, NormalizesBooleans) {

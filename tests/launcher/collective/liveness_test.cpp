@@ -2,43 +2,38 @@
 
 #include <gtest/gtest.h>
 
-#include "worlds.hpp"
+#include "base/ipc/processes.hpp"
 
 namespace accelmgr::collective::shm {
 namespace {
 
-TEST(Liveness, KnowsWhenAProcessHasEnded) {
-  test::Shared<std::atomic<int>> go;
-  test::Processes processes;
-  test::Shared<std::atomic<std::uint64_t>> identity;
-  processes.start([&] {
-    identity->store(identity_of(getpid()));
-    go->store(1);
-    test::wait_for(*go, 2);
+ipc::Child sleeping_child() {
+  return ipc::test::fork_child([] {
+    ipc::test::hang();
+    return 0;
   });
-  test::wait_for(*go);
+}
+
+TEST(Liveness, KnowsWhenAProcessHasEnded) {
+  const auto child = sleeping_child();
+  const auto identity = identity_of(child.pid);
   Liveness liveness;
-  EXPECT_FALSE(liveness.has_ended(*identity));
-  go->store(2);
-  EXPECT_EQ(processes.end_of(0), "exit code 0");
-  EXPECT_TRUE(liveness.has_ended(*identity));
-  EXPECT_TRUE(Liveness().has_ended(*identity));
+  EXPECT_FALSE(liveness.has_ended(identity));
+  kill(child.pid, SIGKILL);
+  EXPECT_EQ(ipc::test::end_of(child), "killed by signal 9 (KILL)");
+  EXPECT_TRUE(liveness.has_ended(identity));
+  EXPECT_TRUE(Liveness().has_ended(identity));
 }
 
 TEST(Liveness, IsNotDeceivedByAnotherProcessWithThePid) {
-  test::Processes processes;
-  processes.start([] { pause(); });
-  test::Shared<std::atomic<int>> pid;
-  processes.start([&] {
-    pid->store(getpid());
-    pause();
-  });
-  test::wait_for(*pid);
-  const auto alive = identity_of(pid->load());
+  const auto child = sleeping_child();
+  const auto alive = identity_of(child.pid);
   ASSERT_NE(alive, 0u);
   const Identity reused = alive ^ (Identity{1} << 32);  // The same pid with another start time.
   EXPECT_FALSE(Liveness().has_ended(alive));
   EXPECT_TRUE(Liveness().has_ended(reused));
+  kill(child.pid, SIGKILL);
+  ipc::test::end_of(child);
 }
 
 TEST(Liveness, FindsThisProcessAndNobodyAlive) {

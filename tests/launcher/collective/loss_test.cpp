@@ -13,8 +13,9 @@ namespace {
 
 using accelmgr::test::expect_error;
 using accelmgr::test::says;
+using ipc::test::end_of;
+using test::checked_child;
 using test::long_s;
-using test::Processes;
 using Cause = CollectiveError::Cause;
 
 std::shared_ptr<Communicator> join(const base::UniqueFd& world, int rank, double timeout_s = long_s) {
@@ -23,34 +24,34 @@ std::shared_ptr<Communicator> join(const base::UniqueFd& world, int rank, double
 
 TEST(LossOfAMember, FreesItsRankForTheNextProcess) {
   const auto world = shm::create_world(2);
-  Processes ranks;
-  ranks.start([&] {
+  const auto rank = checked_child([&] {
     const auto communicator = join(world, 1);
     kill(getpid(), SIGKILL);
   });
-  EXPECT_EQ(ranks.end_of(0), "killed by signal 9 (KILL)");
+  EXPECT_EQ(end_of(rank), "killed by signal 9 (KILL)");
   EXPECT_EQ(join(world, 1)->rank(), 1);
 }
 
 TEST(StoppedMember, IsMissingAtTheDeadline) {
   constexpr double timeout_s = 3;
   const auto world = shm::create_world(3);
-  Processes ranks;
+  std::vector<ipc::Child> ranks;
   for (int rank = 0; rank < 3; ++rank) {
-    ranks.start([&] {
+    ranks.push_back(checked_child([&] {
       const auto communicator = join(world, rank);
       communicator->barrier();
       if (rank == 1) kill(getpid(), SIGSTOP);
       expect_error(Cause::timeout, {1},
                    [&] { communicator->barrier({.shape = {}, .timeout_s = timeout_s}); });
       expect_error(Cause::broken, {1}, [&] { communicator->barrier(); });
-    });
+    }));
   }
-  EXPECT_EQ(ranks.end_of(0), "exit code 0");
-  EXPECT_EQ(ranks.end_of(2), "exit code 0");
-  ranks.wait_stopped(1);
-  ranks.signal(1, SIGCONT);  // It gets the same error as the others.
-  EXPECT_EQ(ranks.end_of(1), "exit code 0");
+  EXPECT_EQ(end_of(ranks[0]), "exit code 0");
+  EXPECT_EQ(end_of(ranks[2]), "exit code 0");
+  siginfo_t info{};
+  waitid(P_PID, static_cast<id_t>(ranks[1].pid), &info, WSTOPPED | WNOWAIT);
+  kill(ranks[1].pid, SIGCONT);  // It gets the same error as the others.
+  EXPECT_EQ(end_of(ranks[1]), "exit code 0");
 }
 
 TEST(MemberThatNeverJoined, IsNamedAtTheDeadline) {

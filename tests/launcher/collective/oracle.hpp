@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstring>
 #include <stdexcept>
+#include <tuple>
 #include <type_traits>
 #include <vector>
 
@@ -70,43 +71,18 @@ T reduce_values(ReduceOp op, const std::vector<T>& values, std::size_t divisor) 
   return result;
 }
 
+/// The C++ types of the dtypes that have reductions, in the order of DType.
+using Types = std::tuple<std::uint8_t, std::int8_t, std::uint16_t, std::int16_t, std::uint32_t, std::int32_t,
+                         std::uint64_t, std::int64_t, Float16, BFloat16, float, double, std::complex<float>,
+                         std::complex<double>, bool>;
+
 /// Calls `use` with a value of the C++ type of `dtype`.
-template <class Use>
+template <std::size_t i = 0, class Use>
 auto with_type(DType dtype, Use use) {
-  switch (dtype) {
-    case DType::uint8:
-      return use(std::uint8_t{});
-    case DType::int8:
-      return use(std::int8_t{});
-    case DType::uint16:
-      return use(std::uint16_t{});
-    case DType::int16:
-      return use(std::int16_t{});
-    case DType::uint32:
-      return use(std::uint32_t{});
-    case DType::int32:
-      return use(std::int32_t{});
-    case DType::uint64:
-      return use(std::uint64_t{});
-    case DType::int64:
-      return use(std::int64_t{});
-    case DType::float16:
-      return use(Float16{});
-    case DType::bfloat16:
-      return use(BFloat16{});
-    case DType::float32:
-      return use(float{});
-    case DType::float64:
-      return use(double{});
-    case DType::complex64:
-      return use(std::complex<float>{});
-    case DType::complex128:
-      return use(std::complex<double>{});
-    case DType::boolean:
-      return use(bool{});
-    default:
-      throw std::invalid_argument("no reduction has this dtype");
-  }
+  if constexpr (i + 1 < std::tuple_size_v<Types>)
+    if (dtype != DType{i}) return with_type<i + 1>(dtype, use);
+  if (dtype != DType{i}) throw std::invalid_argument("no reduction has this dtype");
+  return use(std::tuple_element_t<i, Types>{});
 }
 
 /// Writes the reduction of `inputs`, in their order, to `out`. All have `count` elements of T; avg divides by

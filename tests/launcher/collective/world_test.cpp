@@ -165,9 +165,9 @@ TEST(Groups, ReturnWhatTheyTook) {
 TEST(Groups, OfTheDeadMakeRoom) {
   const auto world = shm::create_world(2);
   {
-    test::Processes ranks;
-    for (int rank = 0; rank < 2; ++rank) {
-      ranks.start([&] {
+    std::vector<ipc::Child> ranks;
+    for (int rank = 0; rank < 2; ++rank)
+      ranks.push_back(test::checked_child([&] {
         const auto communicator = join(world.get(), rank);
         const int both[] = {0, 1};
         std::vector<std::shared_ptr<Communicator>> groups;
@@ -177,10 +177,8 @@ TEST(Groups, OfTheDeadMakeRoom) {
         communicator->barrier();
         fflush(nullptr);
         _exit(testing::Test::HasFailure() ? 1 : 0);  // Skips destructors, which would leave the groups.
-      });
-    }
-    EXPECT_EQ(ranks.end_of(0), "exit code 0");
-    EXPECT_EQ(ranks.end_of(1), "exit code 0");
+      }));
+    for (const auto& rank : ranks) EXPECT_EQ(ipc::test::end_of(rank), "exit code 0");
   }
   std::jthread other([&] { join(world.get(), 1)->barrier(); });
   join(world.get(), 0)->barrier();

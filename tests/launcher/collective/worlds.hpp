@@ -43,53 +43,20 @@ inline void run_threads(int size, const std::function<void(Communicator&)>& body
   }
 }
 
-/// Ranks as forked processes, killed at the latest by the destructor.
-class Processes {
- public:
-  Processes() = default;
-  Processes(const Processes&) = delete;
-  Processes& operator=(const Processes&) = delete;
-  ~Processes() {
-    for (auto& child : children_) {
-      if (child.pid == 0) continue;
-      ipc::send_signal(child.pidfd.get(), SIGKILL);
-      waitpid(child.pid, nullptr, 0);
+/// Runs body() in a forked child, which exits with 0 if body() returns and no expectation in it has failed.
+template <class Body>
+ipc::Child checked_child(Body body) {
+  return ipc::test::fork_child([&body] {
+    alarm(60);
+    try {
+      body();
+    } catch (const std::exception& error) {
+      ADD_FAILURE() << "a child threw: " << error.what();
     }
-  }
-
-  /// Blocks until the process has stopped itself.
-  void wait_stopped(std::size_t i) {
-    siginfo_t info{};
-    waitid(P_PID, static_cast<id_t>(children_.at(i).pid), &info, WSTOPPED | WNOWAIT);
-  }
-
-  /// Runs body() in a forked child, which exits with 0 if body() returns and no expectation in it has failed.
-  template <class Body>
-  void start(Body body) {
-    children_.push_back(ipc::test::fork_child([&body] {
-      alarm(60);
-      try {
-        body();
-      } catch (const std::exception& error) {
-        ADD_FAILURE() << "a child threw: " << error.what();
-      }
-      fflush(nullptr);
-      return testing::Test::HasFailure() ? 1 : 0;
-    }));
-  }
-
-  void signal(std::size_t index, int number) { ipc::send_signal(children_[index].pidfd.get(), number); }
-
-  /// Waits for the end of a child and says how it ended: "exit code 0" if all went well.
-  std::string end_of(std::size_t index) {
-    auto how = ipc::test::end_of(children_[index]);
-    children_[index].pid = 0;
-    return how;
-  }
-
- private:
-  std::vector<ipc::Child> children_;
-};
+    fflush(nullptr);
+    return testing::Test::HasFailure() ? 1 : 0;
+  });
+}
 
 /// Values that the processes of a test share, all 0 at first.
 template <class T>
@@ -110,14 +77,5 @@ class Shared {
   }
   T* p_;
 };
-
-/// Waits until `flag` is at least `value`; fails after a long time.
-inline void wait_for(const std::atomic<int>& flag, int value = 1) {
-  const auto deadline = base::Deadline::in_seconds(long_s);
-  while (flag.load() < value) {
-    ASSERT_FALSE(deadline.passed()) << "nobody went on";
-    std::this_thread::yield();
-  }
-}
 
 }  // namespace accelmgr::collective::test

@@ -11,7 +11,7 @@
 #include <stdexcept>
 #include <thread>
 
-#include "base/ipc/process.hpp"
+#include "base/ipc/processes.hpp"
 
 namespace accelmgr::collective::contract {
 namespace {
@@ -113,15 +113,11 @@ struct Process {
 Process fork_rank(const Place& place, const Prepared& prepared, int meeting_memory, Body body) {
   Process process;
   process.report = create_report();
-  const pid_t parent = getpid();
-  process.child.pid = fork();
-  if (process.child.pid < 0) throw std::runtime_error("fork");
-  if (process.child.pid == 0) {
+  process.child = ipc::test::fork_child([&, parent = getpid()] {
     ipc::die_with(parent);
     write_report(process.report.get(), run_rank(place, prepared, meeting_memory, body));
-    _exit(0);
-  }
-  process.child.pidfd = ipc::open_pidfd(process.child.pid);
+    return 0;
+  });
   return process;
 }
 
