@@ -116,19 +116,15 @@ TEST_F(Failures, WhatHappenedBeforeAnybodyJoinedIsToldInTheOrderOfTime) {
   EXPECT_EQ(failure_of([&] { context.join(); }).what(), std::string(error.what())) << "joined again";
 }
 
-TEST_F(Failures, TheExceptionIsPrintedWithItsDevice) {
-  testing::internal::CaptureStderr();
-  failure_of([] { spawn("obey", {"throw", "hang"}, options(2)); });
-  EXPECT_TRUE(says(testing::internal::GetCapturedStderr(),
-                   {"Exception in device=CPU:0: as ordered\n#0 std::runtime_error: as ordered\n"}));
-}
-
-TEST_F(Failures, TheErrorFileIsWrittenWhereOneIsAskedFor) {
+TEST_F(Failures, TheExceptionIsPrintedWithItsDeviceAndWrittenToTheErrorFile) {
   const accelmgr::test::TemporaryFolder folder;
   const auto path = folder / "error.json";
   auto chosen = options(2);
   chosen.environment = {{"TORCHELASTIC_ERROR_FILE", path.string()}};
+  testing::internal::CaptureStderr();
   failure_of([&] { spawn("obey", {"throw", "hang"}, chosen); });
+  EXPECT_TRUE(says(testing::internal::GetCapturedStderr(),
+                   {"Exception in device=CPU:0: as ordered\n#0 std::runtime_error: as ordered\n"}));
   std::ifstream file(path);
   const auto record = Value::parse(file, nullptr, false);
   ASSERT_TRUE(record.is_object());

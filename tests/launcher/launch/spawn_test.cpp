@@ -88,6 +88,16 @@ INSTANTIATE_TEST_SUITE_P(StartMethods, Spawn, every_method, method_name);
 
 class SpawnFork : public Launched {};
 
+class SpawnBesideThreads : public Launched {
+ protected:
+  void SetUp() override {
+#if defined(__SANITIZE_ADDRESS__)
+    GTEST_SKIP()
+        << "the address sanitizer's allocator cannot be used after a fork beside threads that allocate";
+#endif
+  }
+};
+
 class SpawnExecuted : public Launched, public testing::WithParamInterface<StartMethod> {};
 
 TEST_P(SpawnExecuted, LeavesThePortsOfTheCallerToTheCaller) {
@@ -171,11 +181,7 @@ TEST_F(SpawnFork, TheResolvedOptionsArePrintedOnce) {
   }
 }
 
-TEST_F(SpawnFork, ThreadsBesideAForkAreWarnedOf) {
-#if defined(__SANITIZE_ADDRESS__)
-  GTEST_SKIP()
-      << "the address sanitizer's allocator cannot be used after a fork beside threads that allocate";
-#endif
+TEST_F(SpawnBesideThreads, ThreadsBesideAForkAreWarnedOf) {
   std::atomic<bool> over{false};
   std::thread waiting([&] { over.wait(false); });
   testing::internal::CaptureStderr();
@@ -199,11 +205,7 @@ TEST_F(SpawnFork, WorksBesideThreadsAndInOneThatEnds) {
   EXPECT_EQ(context->results(), (std::vector<Value>{0, 1}));
 }
 
-TEST_F(SpawnFork, RanksCanLogThoughAThreadOfTheCallerLogsAsTheyAreForked) {
-#if defined(__SANITIZE_ADDRESS__)
-  GTEST_SKIP()
-      << "the address sanitizer's allocator cannot be used after a fork beside threads that allocate";
-#endif
+TEST_F(SpawnBesideThreads, RanksCanLogThoughAThreadOfTheCallerLogsAsTheyAreForked) {
   std::atomic<bool> over{false};
   const base::UniqueFd null(open("/dev/null", O_WRONLY)), before(dup(STDERR_FILENO));
   dup2(null.get(), STDERR_FILENO);
@@ -233,11 +235,7 @@ TEST_F(SpawnFork, RanksCanSpawnTheirOwn) {
   EXPECT_EQ(context.results(), (std::vector<Value>{{0, 1}, {10, 11}}));
 }
 
-TEST_F(SpawnFork, SeveralLaunchesRunAtTheSameTime) {
-#if defined(__SANITIZE_ADDRESS__)
-  GTEST_SKIP()
-      << "the address sanitizer's allocator cannot be used after a fork beside threads that allocate";
-#endif
+TEST_F(SpawnBesideThreads, SeveralLaunchesRunAtTheSameTime) {
   std::vector<std::thread> threads;
   std::atomic<int> right{0};
   for (int i = 0; i < 4; ++i)
