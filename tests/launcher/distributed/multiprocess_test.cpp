@@ -94,46 +94,26 @@ TEST(MultiprocessConfig, OneNodeRunsTheWholeWorldHoweverManyGpusItHas) {
 }
 
 TEST(MultiprocessConfig, WhatCannotBeIsNamed) {
-  struct Bad {
-    std::function<void(MultiprocessConfig&)> change;
-    std::string key, text;
-  };
-  const std::vector<Bad> all = {
-      {[](auto& c) { c.world_size = 0; }, "world_size", "world_size is 0"},
-      {[](auto& c) { c.local_world_size = 5; }, "local_world_size",
-       "is 5; in a world of 4 it must be 1 to 4"},
-      {[](auto& c) { c.rank = 4; }, "rank", "rank is 4"},
-      {[](auto& c) { c.local_world_size = 2, c.local_rank = 2; }, "local_rank",
-       "with 2 processes on this node"},
-      {[](auto& c) { c.master_port = 65536; }, "master_port", "65535"},
-      {[](auto& c) { c.master_addr = ""; }, "master_addr", "master_addr is empty"},
-      {[](auto& c) { c.model_parallelism = 3; }, "model_parallelism", ""},
-      {[](auto& c) { c.backend = "smh"; }, "launch.backend", ""},
-      {[](auto& c) { c.data_parallel_backend = "mpi"; }, "launch.backend", ""},
-      {[](auto& c) { c.init_method = "udp://x:1"; }, "init_method", ""},
-      {[](auto& c) { c.init_method = "tcp://x"; }, "init_method", ""},
-  };
-  for (const auto& bad : all) {
+  const auto expect_refused = [](const std::string& key, const std::string& part, const auto& change) {
     auto config = config_of(4);
-    bad.change(config);
-    try {
-      MultiprocessConfig::resolve(config);
-      ADD_FAILURE() << bad.key << " was not refused";
-    } catch (const ConfigError& error) {
-      EXPECT_EQ(error.key(), bad.key);
-      EXPECT_THAT(error.what(), HasSubstr(bad.text));
-    }
-  }
-}
-
-TEST(MultiprocessConfig, IsPrinted) {
-  auto config = config_of(2, StartMethod::forkserver);
-  config.backend = "shm";
-  EXPECT_EQ(config.text(),
-            "rank = -1\nlocal_rank = -1\nworld_size = 2\nlocal_world_size = unset\nmaster_addr = 127.0.0.1\n"
-            "master_port = unset\ninit_method = env://\nmodel_parallelism = 1\npipeline_parallelism = 1\n"
-            "backend = shm\nmodel_parallel_backend = unset\npipeline_parallel_backend = unset\n"
-            "data_parallel_backend = unset\nlaunch_method = forkserver\n");
+    change(config);
+    const auto refused = test::refusal([&] { MultiprocessConfig::resolve(config); });
+    EXPECT_EQ(refused.key, key);
+    EXPECT_TRUE(test::says(refused, {part}));
+  };
+  expect_refused("world_size", "world_size is 0", [](auto& c) { c.world_size = 0; });
+  expect_refused("local_world_size", "is 5; in a world of 4 it must be 1 to 4",
+                 [](auto& c) { c.local_world_size = 5; });
+  expect_refused("rank", "rank is 4", [](auto& c) { c.rank = 4; });
+  expect_refused("local_rank", "with 2 processes on this node",
+                 [](auto& c) { c.local_world_size = 2, c.local_rank = 2; });
+  expect_refused("master_port", "65535", [](auto& c) { c.master_port = 65536; });
+  expect_refused("master_addr", "master_addr is empty", [](auto& c) { c.master_addr = ""; });
+  expect_refused("model_parallelism", "", [](auto& c) { c.model_parallelism = 3; });
+  expect_refused("launch.backend", "", [](auto& c) { c.backend = "smh"; });
+  expect_refused("launch.backend", "", [](auto& c) { c.data_parallel_backend = "mpi"; });
+  for (const auto* method : {"udp://x:1", "tcp://x"})
+    expect_refused("init_method", "", [method](auto& c) { c.init_method = method; });
 }
 
 TEST(MultiprocessConfig, OfTheLaunchPartOfAConfiguration) {
@@ -146,17 +126,11 @@ TEST(MultiprocessConfig, OfTheLaunchPartOfAConfiguration) {
   from.launch.pipeline_parallelism = 3;
   from.launch.model_parallel_backend = "shm";
   from.launch.start_method = StartMethod::fork;
-  const auto config = MultiprocessConfig::of(from);
-  EXPECT_EQ(config.world_size, 6);
-  EXPECT_EQ(config.local_world_size, 2);
-  EXPECT_EQ(config.master_addr, "10.0.0.1");
-  EXPECT_EQ(config.master_port, 2222);
-  EXPECT_EQ(config.backend, "gloo");
-  EXPECT_EQ(config.model_parallel_backend, "shm");
-  EXPECT_EQ(config.data_parallel_backend, std::nullopt);
-  EXPECT_EQ(config.model_parallelism, 2);
-  EXPECT_EQ(config.pipeline_parallelism, 3);
-  EXPECT_EQ(config.launch_method, StartMethod::fork);
+  EXPECT_EQ(MultiprocessConfig::of(from).text(),
+            "rank = -1\nlocal_rank = -1\nworld_size = 6\nlocal_world_size = 2\nmaster_addr = 10.0.0.1\n"
+            "master_port = 2222\ninit_method = env://\nmodel_parallelism = 2\npipeline_parallelism = 3\n"
+            "backend = gloo\nmodel_parallel_backend = shm\npipeline_parallel_backend = unset\n"
+            "data_parallel_backend = unset\nlaunch_method = fork\n");
   const auto defaults = MultiprocessConfig::of(Config());
   EXPECT_EQ(defaults.world_size, std::nullopt);
   EXPECT_EQ(defaults.backend, std::nullopt);
@@ -242,17 +216,22 @@ TEST(LaunchSubprocesses, RunsTheFunctionInEachRank) {
   launch_subprocesses("check ranks", config_of(2, StartMethod::forkserver), "", 0, {2});
 }
 
-TEST(LaunchSubprocesses, OneRankRunsInPlaceAndLeavesNothingBehind) {
-  const Variable rank("RANK", std::nullopt);
+TEST(LaunchSubprocesses, OneRankRunsInPlaceWithoutSetUpLeavesNothingBehindAndIsWarnedOf) {
+  const Variable rank("RANK", std::nullopt), set_up("ACCELMGR_TEST_SET_UP", std::nullopt);
   bool called = false;
-  launch_subprocesses(launch::Function([&called](int r, const Value& args) {
-                        called = true;
-                        return check_ranks(r, args);
-                      }),
-                      config_of(1), "", 0, {1});
+  const auto lines = test::log_lines_of([&called] {
+    launch_subprocesses(launch::Function([&called](int r, const Value& args) {
+                          called = true;
+                          return check_ranks(r, args);
+                        }),
+                        config_of(1), "set up", 0, {1});
+  });
   EXPECT_TRUE(called);
   EXPECT_EQ(std::getenv("RANK"), nullptr);
+  EXPECT_EQ(std::getenv("ACCELMGR_TEST_SET_UP"), nullptr);
   EXPECT_EQ(distributed::model_name(), "serial");
+  EXPECT_THAT(lines,
+              Contains(HasSubstr("launch_subprocesses: the world has one rank; it runs in this process")));
 }
 
 TEST(LaunchSubprocesses, ThePortOfTheMasterIsFreeForTheRanks) {
@@ -273,15 +252,6 @@ TEST(LaunchSubprocesses, ThePortOfTheMasterIsFreeForTheRanks) {
       if (tries == 20 || std::string_view(error.what()).find("is in use") == std::string_view::npos) throw;
     }
   }
-}
-
-TEST(LaunchSubprocesses, OneRankInPlaceHasNoSetUpAndIsWarnedOf) {
-  ::unsetenv("ACCELMGR_TEST_SET_UP");
-  const auto lines =
-      test::log_lines_of([] { launch_subprocesses("check ranks", config_of(1), "set up", 0, {1}); });
-  EXPECT_EQ(std::getenv("ACCELMGR_TEST_SET_UP"), nullptr);
-  EXPECT_THAT(lines,
-              Contains(HasSubstr("launch_subprocesses: the world has one rank; it runs in this process")));
 }
 
 TEST(InitAndRun, NeedsTheRanks) {

@@ -57,7 +57,6 @@ TEST(Serial, GroupsAreOfRankZero) {
               AllOf(HasSubstr("rank 1"), HasSubstr("world of 1")));
   EXPECT_THAT(message_of<ConfigError>([] { all_reduce(1.0, "SUM", std::vector<int>{-1}); }),
               HasSubstr("rank -1"));
-  EXPECT_EQ(test::config_key_of([] { new_group({0}, "smh"); }), "launch.backend");
 }
 
 TEST(Serial, WrongArgumentsAreNamed) {

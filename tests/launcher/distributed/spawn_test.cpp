@@ -64,25 +64,20 @@ TEST(Spawn, OneProcessIsAProcessOfItsOwn) {
 }
 
 TEST(Spawn, OptionsThatCannotBeAreNamed) {
-  const auto run = [](const std::string& backend, SpawnOptions options, const Value& kwargs = nullptr) {
-    spawn(backend, "describe context", Value::array(), kwargs, options);
+  const auto expect_refused = [](const std::string& key, const std::string& backend, const auto& change) {
+    auto options = forked(1);
+    change(options);
+    EXPECT_EQ(config_key_of([&] { spawn(backend, "describe context", Value::array(), nullptr, options); }),
+              key);
   };
-  EXPECT_EQ(config_key_of([&] { run("mpi", forked(2)); }), "launch.backend");
-  EXPECT_EQ(config_key_of([&] { run("shm", forked(0)); }), "nproc_per_node");
-  auto options = forked(1);
-  options.nnodes = 0;
-  EXPECT_EQ(config_key_of([&] { run("shm", options); }), "nnodes");
-  options.nnodes = 2;
-  options.node_rank = 2;
-  EXPECT_EQ(config_key_of([&] { run("gloo", options); }), "node_rank");
-  options = forked(1);
-  options.master_port = 70000;
-  EXPECT_EQ(config_key_of([&] { run("shm", options); }), "master_port");
-  options = forked(2);
-  options.init_method = "udp://x:1";
-  EXPECT_EQ(config_key_of([&] { run("shm", options); }), "init_method");
-  EXPECT_THAT(message_of<UsageError>([&] {
-                run("shm", forked(1), {1, 2});
+  expect_refused("launch.backend", "mpi", [](auto&) {});
+  expect_refused("nproc_per_node", "shm", [](auto& o) { o.nproc_per_node = 0; });
+  expect_refused("nnodes", "shm", [](auto& o) { o.nnodes = 0; });
+  expect_refused("node_rank", "gloo", [](auto& o) { o.nnodes = 2, o.node_rank = 2; });
+  expect_refused("master_port", "shm", [](auto& o) { o.master_port = 70000; });
+  expect_refused("init_method", "shm", [](auto& o) { o.nproc_per_node = 2, o.init_method = "udp://x:1"; });
+  EXPECT_THAT(message_of<UsageError>([] {
+                spawn("shm", "describe context", Value::array(), {1, 2}, forked(1));
               }),
               HasSubstr("kwargs is of type array"));
 }
