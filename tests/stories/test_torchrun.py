@@ -93,11 +93,3 @@ def test_what_has_no_counterpart_says_what_to_use_instead(person, options):
     assert ended.code == USAGE, ended.text
     assert REFUSED[options] in ended.err
     assert ended.out == ""
-
-
-def test_the_help_has_each_name_once(person):
-    ended = person.types("accelmgr spawn --help")
-    assert "As torchrun names them:" in ended.out
-    for name in ("--nproc-per-node", "--master-addr", "--rdzv-endpoint", "-m,--module"):
-        assert name in ended.out
-    assert "--nproc_per_node" not in ended.out and "--tee" not in ended.out
