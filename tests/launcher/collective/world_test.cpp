@@ -9,12 +9,14 @@
 #include "launcher/collective/shm/memory.hpp"
 #include "launcher/collective/shm/world.hpp"
 #include "message_of.hpp"
+#include "refusal.hpp"
 #include "worlds.hpp"
 
 namespace accelmgr::collective {
 namespace {
 
 using accelmgr::test::message_of;
+using accelmgr::test::says;
 using test::long_s;
 
 std::shared_ptr<Communicator> join(int world, int rank) {
@@ -27,15 +29,11 @@ std::int64_t bytes_in_use(int fd) {
   return file.st_blocks * 512;
 }
 
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
-
 TEST(World, RefusesStrangers) {
   const auto empty = ipc::create_memfd("stranger", 0, ipc::Allocate::later);
-  EXPECT_TRUE(contains(message_of<SessionError>([&] { join(empty.get(), 0); }), "not the memory of a world"));
+  EXPECT_TRUE(says(message_of<SessionError>([&] { join(empty.get(), 0); }), {"not the memory of a world"}));
   const auto other = ipc::create_memfd("stranger", 1 << 16);
-  EXPECT_TRUE(contains(message_of<SessionError>([&] { join(other.get(), 0); }), "not the memory of a world"));
+  EXPECT_TRUE(says(message_of<SessionError>([&] { join(other.get(), 0); }), {"not the memory of a world"}));
 }
 
 TEST(World, RefusesEveryNumberThatIsNotOfItsPlan) {
@@ -49,7 +47,7 @@ TEST(World, RefusesEveryNumberThatIsNotOfItsPlan) {
       byte = static_cast<unsigned char>(byte ^ value);
       ASSERT_EQ(pwrite(world.get(), &byte, 1, static_cast<off_t>(at)), 1);
       const auto message = message_of<SessionError>([&] { join(world.get(), 0); });
-      EXPECT_TRUE(contains(message, "not the memory of a world") || contains(message, "another build"))
+      EXPECT_TRUE(says(message, {"not the memory of a world"}) || says(message, {"another build"}))
           << "byte " << at << " of the header, changed by " << value << ": " << message;
     }
   }
@@ -60,7 +58,7 @@ TEST(World, RefusesAnotherBuild) {
   const std::uint64_t other_build = shm::build_fingerprint() + 1;
   ASSERT_EQ(pwrite(world.get(), &other_build, sizeof other_build, offsetof(shm::Header, fingerprint)),
             static_cast<ssize_t>(sizeof other_build));
-  EXPECT_TRUE(contains(message_of<SessionError>([&] { join(world.get(), 0); }), "another build"));
+  EXPECT_TRUE(says(message_of<SessionError>([&] { join(world.get(), 0); }), {"another build"}));
 }
 
 TEST(World, RefusesMemoryThatCanShrink) {
@@ -72,17 +70,16 @@ TEST(World, RefusesMemoryThatCanShrink) {
   std::vector<char> head(4096);
   ASSERT_EQ(pread(world.get(), head.data(), head.size(), 0), static_cast<ssize_t>(head.size()));
   ASSERT_EQ(pwrite(copy.get(), head.data(), head.size(), 0), static_cast<ssize_t>(head.size()));
-  EXPECT_TRUE(contains(message_of<SessionError>([&] { join(copy.get(), 0); }), "can be shrunk"));
+  EXPECT_TRUE(says(message_of<SessionError>([&] { join(copy.get(), 0); }), {"can be shrunk"}));
 }
 
 TEST(World, RefusesARankThatIsTakenOrDoesNotExist) {
   const auto world = shm::create_world(2);
   const auto first = join(world.get(), 0);
   const auto taken = message_of<SessionError>([&] { join(world.get(), 0); });
-  EXPECT_TRUE(
-      contains(taken, "rank 0 of this world is already taken by process " + std::to_string(getpid())));
-  EXPECT_TRUE(contains(message_of<UsageError>([&] { join(world.get(), 2); }), "rank 2"));
-  EXPECT_TRUE(contains(message_of<UsageError>([&] { join(world.get(), -1); }), "rank -1"));
+  EXPECT_TRUE(says(taken, {"rank 0 of this world is already taken by process " + std::to_string(getpid())}));
+  EXPECT_TRUE(says(message_of<UsageError>([&] { join(world.get(), 2); }), {"rank 2"}));
+  EXPECT_TRUE(says(message_of<UsageError>([&] { join(world.get(), -1); }), {"rank -1"}));
   message_of<UsageError>([] { shm::create_world(0); });
   message_of<UsageError>([] { shm::create_world(shm::most_ranks + 1); });
   message_of<UsageError>([&] {
@@ -103,7 +100,7 @@ TEST(World, IsRefusedWhenMemoryIsShort) {
   constexpr std::size_t much = std::size_t{1} << 46;
   const auto fd = ipc::create_memfd("much", much, ipc::Allocate::later);
   const auto message = message_of<SessionError>([&] { shm::allocate_range(fd.get(), 4096, much - 4096); });
-  EXPECT_TRUE(contains(message, std::to_string(much - 4096) + " bytes are needed")) << message;
+  EXPECT_TRUE(says(message, {std::to_string(much - 4096) + " bytes are needed"}));
   EXPECT_EQ(bytes_in_use(fd.get()), 0);
 }
 
@@ -173,7 +170,7 @@ TEST(Groups, OfTheDeadMakeRoom) {
         std::vector<std::shared_ptr<Communicator>> groups;
         for (std::size_t i = 1; i < shm::slots; ++i) groups.push_back(communicator->group(both));
         const auto message = message_of<SessionError>([&] { communicator->group(both); });
-        EXPECT_TRUE(contains(message, "128 groups at the same time")) << message;
+        EXPECT_TRUE(says(message, {"128 groups at the same time"}));
         communicator->barrier();
         fflush(nullptr);
         _exit(testing::Test::HasFailure() ? 1 : 0);  // Skips destructors, which would leave the groups.

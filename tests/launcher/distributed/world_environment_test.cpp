@@ -1,5 +1,6 @@
 #include "launcher/distributed/context/world_environment.hpp"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -23,6 +24,13 @@ Environment read(const Variables& variables) {
   });
 }
 
+/// "rank 5 of 8, local rank 1 of 4, node 1 of 2"; -1 stands for what is not known.
+std::string text_of(const Place& place) {
+  return fmt::format("rank {} of {}, local rank {} of {}, node {} of {}", place.rank, place.world_size,
+                     place.local_rank.value_or(-1), place.local_world_size.value_or(-1),
+                     place.node_rank.value_or(-1), place.node_count.value_or(-1));
+}
+
 TEST(Environment, OfNothingHasNoRanks) {
   const auto environment = read({});
   EXPECT_FALSE(environment.rank || environment.world_size);
@@ -44,13 +52,7 @@ TEST(Environment, OfTorchrunIsReadWhole) {
   EXPECT_FALSE(environment.by_accelmgr());
   EXPECT_TRUE(environment.agent_store);
   EXPECT_EQ(environment.restart_count, 3);
-  const auto place = place_of(environment);
-  EXPECT_EQ(place.rank, 5);
-  EXPECT_EQ(place.world_size, 8);
-  EXPECT_EQ(place.local_rank, 1);
-  EXPECT_EQ(place.local_world_size, 4);
-  EXPECT_EQ(place.node_rank, 1);
-  EXPECT_EQ(place.node_count, 2);
+  EXPECT_EQ(text_of(place_of(environment)), "rank 5 of 8, local rank 1 of 4, node 1 of 2");
 }
 
 TEST(Environment, OfTheLauncherChoosesTheInterfaceBeforeThatOfGloo) {
@@ -80,31 +82,20 @@ TEST(Environment, NamesWhatCannotBe) {
 
 TEST(Environment, WithoutLocalRanksIsOneNodesAtALoopbackAddress) {
   Variables variables{{"RANK", "2"}, {"WORLD_SIZE", "3"}, {"MASTER_ADDR", "127.0.0.1"}};
-  const auto here = place_of(read(variables));
-  EXPECT_TRUE(here.is_complete());
-  EXPECT_EQ(here.node_count, 1);
-  EXPECT_EQ(here.local_rank, 2);
-  EXPECT_EQ(here.local_world_size, 3);
+  EXPECT_EQ(text_of(place_of(read(variables))), "rank 2 of 3, local rank 2 of 3, node 0 of 1");
   variables["MASTER_ADDR"] = "10.0.0.1";
   EXPECT_FALSE(place_of(read(variables)).is_complete());
 }
 
 TEST(Environment, FillsInNodesThatHaveAsManyRanksEach) {
-  const auto place = place_of(read({{"RANK", "5"}, {"WORLD_SIZE", "6"}, {"LOCAL_WORLD_SIZE", "2"}}));
-  EXPECT_EQ(place.local_rank, 1);
-  EXPECT_EQ(place.node_rank, 2);
-  EXPECT_EQ(place.node_count, 3);
+  EXPECT_EQ(text_of(place_of(read({{"RANK", "5"}, {"WORLD_SIZE", "6"}, {"LOCAL_WORLD_SIZE", "2"}}))),
+            "rank 5 of 6, local rank 1 of 2, node 2 of 3");
   EXPECT_FALSE(place_of(read({{"RANK", "4"}, {"WORLD_SIZE", "5"}, {"LOCAL_WORLD_SIZE", "2"}})).is_complete());
 }
 
 TEST(Place, AmongNodesIsByTheirLowestRanks) {
   const std::vector<std::string> nodes{"b", "a", "b", "c", "a"};
-  const auto place = place_among(4, nodes);
-  EXPECT_EQ(place.world_size, 5);
-  EXPECT_EQ(place.local_rank, 1);
-  EXPECT_EQ(place.local_world_size, 2);
-  EXPECT_EQ(place.node_rank, 1);
-  EXPECT_EQ(place.node_count, 3);
+  EXPECT_EQ(text_of(place_among(4, nodes)), "rank 4 of 5, local rank 1 of 2, node 1 of 3");
 }
 
 }  // namespace

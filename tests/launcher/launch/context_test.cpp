@@ -55,15 +55,13 @@ TEST_F(Context, IsJoinedByWhoSpawnedIt) {
   const Line line;
   auto context = spawn(until_told(line), {}, not_joined(options(2)));
   const auto pidfds = line.hear_pidfds(2);
-  EXPECT_EQ(
-      end_of(fork_child([&] {
-        return message_of<UsageError>([&] { context.join(0); }) ==
-                       "a SpawnContext must be joined by the process that called spawn(), not by one forked "
-                       "from it"
-                   ? 0
-                   : 1;
-      })),
-      "exit code 0");
+  EXPECT_EQ(end_of(fork_child([&] {
+              return says(message_of<UsageError>([&] { context.join(0); }),
+                          {"must be joined by the process that called spawn(), not by one forked from it"})
+                         ? 0
+                         : 1;
+            })),
+            "exit code 0");
   EXPECT_FALSE(context.join(0)) << "it is still of use";
 }
 

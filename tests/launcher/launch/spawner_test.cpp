@@ -1,7 +1,6 @@
 // Tests of the Spawner: programs that it executes, their descriptors and their slots.
 #include "launcher/launch/run/spawner.hpp"
 
-#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -28,38 +27,26 @@ class Programs : public Launched, public testing::WithParamInterface<bool> {
       if (const auto* ended = std::get_if<ipc::Ended>(&*event)) return ipc::describe_exit(ended->wait_status);
     }
   }
-  static std::string read_all(int fd) {
-    std::string text;
-    char bytes[4096];
-    for (ssize_t got; (got = read(fd, bytes, sizeof bytes)) > 0;)
-      text.append(bytes, static_cast<std::size_t>(got));
-    return text;
+  static std::string text_of(const base::UniqueFd& file) {
+    return ipc::read_proc("/proc/self/fd/" + std::to_string(file.get())).value_or("");
   }
 };
 
 TEST_P(Programs, HaveTheirEnvironmentAndTheDescriptorsTheyAreGivenAndNoOthers) {
-  int output[2], extra[2];
-  ASSERT_EQ(pipe2(output, O_CLOEXEC), 0);
-  ASSERT_EQ(pipe2(extra, O_CLOEXEC), 0);
+  const base::UniqueFd output(memfd_create("output", MFD_CLOEXEC)), extra(memfd_create("extra", MFD_CLOEXEC));
   const base::UniqueFd open_here(dup(0));  // Opened without close-on-exec.
-  {
-    auto fork_server = spawner();
-    const std::pair<int, int> fds[] = {{output[1], 1}, {extra[1], 9}};
-    const auto report = fork_server.start(
-        0, task({"sh", "-c", "echo $WHO $RANK; echo nine >&9; cd /proc/self/fd; echo *"}), fds);
-    close(output[1]);
-    close(extra[1]);
-    EXPECT_EQ(next_end(fork_server), "exit code 0");
-    EXPECT_FALSE(read_report(report.get()));
-  }
+  auto fork_server = spawner();
+  const std::pair<int, int> fds[] = {{output.get(), 1}, {extra.get(), 9}};
+  const auto report = fork_server.start(
+      0, task({"sh", "-c", "echo $WHO $RANK; echo nine >&9; cd /proc/self/fd; echo *"}), fds);
+  EXPECT_EQ(next_end(fork_server), "exit code 0");
+  EXPECT_FALSE(read_report(report.get()));
   // sh opens the folder to list it. So there may be one more number, of a descriptor that is closed before sh
   // writes.
-  const auto text = read_all(output[0]);
+  const auto text = text_of(output);
   EXPECT_TRUE(text.starts_with("me\n0 1 2 ")) << text;
-  EXPECT_NE(text.find(" 9"), std::string::npos) << text;
-  EXPECT_EQ(read_all(extra[0]), "nine\n");
-  close(output[0]);
-  close(extra[0]);
+  EXPECT_TRUE(says(text, {" 9"}));
+  EXPECT_EQ(text_of(extra), "nine\n");
 }
 
 TEST_P(Programs, ThatAreNotThereAreReportedAsAShellDoes) {
