@@ -37,19 +37,6 @@ TEST_F(BatchQueueTest, IsBoundedUntilCommittedStepsReleaseSlots) {
   EXPECT_NE(queue.claim(), nullptr);
 }
 
-TEST_F(BatchQueueTest, TheEndComesAfterTheLastBatch) {
-  publish(1);
-  queue.finish();
-  EXPECT_EQ(queue.wait(0, filled, 0, never), BatchQueue::State::filled);
-  EXPECT_EQ(queue.wait(1, filled, 0, never), BatchQueue::State::ended);
-}
-
-TEST_F(BatchQueueTest, AnErrorReachesTheConsumer) {
-  queue.finish("file went away");
-  EXPECT_EQ(queue.wait(0, filled, 0, never), BatchQueue::State::failed);
-  EXPECT_EQ(queue.error(), "file went away");
-}
-
 TEST_F(BatchQueueTest, WaitingEndsWhenItsCallerGivesUp) {
   int asked = 0;
   EXPECT_EQ(queue.wait(0, filled, 0, [&] { return ++asked == 3; }), BatchQueue::State::empty);
@@ -111,14 +98,17 @@ TEST(BatchQueue, RewindingTakesBackWhatIsNotReleased) {
   EXPECT_EQ(queue.look(2, filled), BatchQueue::State::ended);
 }
 
-TEST_F(BatchQueueTest, AReopenedQueueHasNoEndAndKeepsItsBatches) {
+TEST_F(BatchQueueTest, EndsAfterTheLastBatchAndAReopenedQueueKeepsItsBatches) {
   publish(1);
   queue.finish("file went away");
+  EXPECT_EQ(queue.wait(0, filled, 0, never), BatchQueue::State::filled);
+  EXPECT_EQ(queue.wait(1, filled, 0, never), BatchQueue::State::failed);
+  EXPECT_EQ(queue.error(), "file went away");
   queue.reopen();
   EXPECT_EQ(queue.look(0, filled), BatchQueue::State::filled);
   EXPECT_EQ(queue.look(1, filled), BatchQueue::State::empty);
   queue.finish();
-  EXPECT_EQ(queue.look(1, filled), BatchQueue::State::ended);
+  EXPECT_EQ(queue.wait(1, filled, 0, never), BatchQueue::State::ended);
 }
 
 TEST(BatchQueue, EveryBatchArrivesOnceAndInOrderBetweenThreads) {

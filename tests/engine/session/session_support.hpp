@@ -1,6 +1,8 @@
 // Small sessions for the tests of this floor.
 #pragma once
 
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <span>
 #include <string>
@@ -70,6 +72,12 @@ inline std::vector<base::UniqueFd> descriptors_of(const Session& session) {
 /// The address of the session's memory in this process.
 inline std::byte* memory_of(Session& s) {
   return reinterpret_cast<std::byte*>(&s.control()) - s.header().control;
+}
+
+/// The memory that a descriptor of a session has.
+inline std::uint64_t allocated_bytes(int fd) {
+  struct stat status {};
+  return fstat(fd, &status) == 0 ? static_cast<std::uint64_t>(status.st_blocks) * 512 : 0;
 }
 
 // Of a session whose tensors are float32.

@@ -1,7 +1,6 @@
 #include "engine/session/session.hpp"
 
 #include <gtest/gtest.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "accelmgr/errors.hpp"
@@ -65,23 +64,6 @@ TEST(Session, CopiesOfStateDoNotOverlap) {
             static_cast<std::ptrdiff_t>(bytes));
 }
 
-TEST(Session, AttachingSeesWhatTheMakerWrote) {
-  auto [manifest, made] = small_session(2, {1000});
-  gradients_of(made)[999] = 3.5f;
-  slab_of(made, 1)[5] = -1.0f;
-  auto attached = Session::attach(descriptors_of(made));
-  EXPECT_NE(attached.gradients(), made.gradients());
-  EXPECT_EQ(gradients_of(attached)[999], 3.5f);
-  EXPECT_EQ(slab_of(attached, 1)[5], -1.0f);
-  EXPECT_EQ(attached.word(), StepWord{});
-}
-
-std::uint64_t allocated(int fd) {
-  struct stat status {};
-  EXPECT_EQ(fstat(fd, &status), 0);
-  return static_cast<std::uint64_t>(status.st_blocks) * 512;
-}
-
 TEST(Session, TheRoomForGradientsOfFrozenParametersTakesNoMemoryUntilItIsAllocated) {
   constexpr std::uint64_t count = 4 << 20;
   Manifest manifest;
@@ -90,8 +72,8 @@ TEST(Session, TheRoomForGradientsOfFrozenParametersTakesNoMemoryUntilItIsAllocat
   manifest.set_precision({.float32_gradients = true});
   auto s = session_of(manifest, 2);
   const auto& last = manifest.tensors[2];
-  const auto of_session = [&] { return allocated(s.fds()[0]); };
-  const auto of_slab = [&](int rank) { return allocated(s.fds()[std::size_t(1 + rank)]); };
+  const auto of_session = [&] { return allocated_bytes(s.fds()[0]); };
+  const auto of_slab = [&](int rank) { return allocated_bytes(s.fds()[std::size_t(1 + rank)]); };
   const auto before = of_session(), slab_before = of_slab(0);
   EXPECT_LT(before, s.header().total_bytes - last.gradient_bytes());
   EXPECT_LT(slab_before, s.header().slab_bytes - last.slab_bytes());
@@ -106,17 +88,6 @@ TEST(Session, TheRoomForGradientsOfFrozenParametersTakesNoMemoryUntilItIsAllocat
   EXPECT_LT(of_session(), before + 2 * last.gradient_bytes());
   EXPECT_GE(of_slab(0), slab_before + last.slab_bytes());
   EXPECT_EQ(of_slab(1), slab_before) << "rank 1 is not of the team";
-}
-
-TEST(Session, AStrangersMemoryIsRefused) {
-  auto [manifest, made] = small_session(1, {10});
-  auto fds = descriptors_of(made);
-  auto wrong = ipc::create_memfd("not-a-session", 8192);
-  fds[0] = std::move(wrong);
-  EXPECT_THROW(Session::attach(std::move(fds)), SessionError);
-  auto few = descriptors_of(made);
-  few.pop_back();
-  EXPECT_THROW(Session::attach(std::move(few)), SessionError);
 }
 
 TEST(Session, MemoryBeyondTheLimitIsRefusedWithBothNumbers) {
@@ -143,13 +114,7 @@ TEST(Session, WhatAHostLeavesHalfWrittenIsEndedAndSaid) {
   EXPECT_EQ(s.control().parameter_version.load(), 8u);  // Another one than before: it is loaded.
   EXPECT_EQ(s.control().buffer_version.load(), 4u);
   EXPECT_FALSE(SupervisorView(s).settle_host().parameters);
-}
-
-TEST(Session, WhatAHostMayHaveWrittenWithoutSayingSoIsAnotherVersion) {
-  auto [manifest, s] = small_session(1, {10});
-  s.control().parameter_version.store(4);
-  EXPECT_FALSE(SupervisorView(s).settle_host().parameters);
-  EXPECT_EQ(s.control().parameter_version.load(), 6u);
+  EXPECT_EQ(s.control().parameter_version.load(), 10u) << "it may have written them without saying so";
 }
 
 TEST(Session, ARequestToTheLoaderThatWasNotCompleteIsTakenBack) {

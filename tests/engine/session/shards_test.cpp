@@ -28,20 +28,41 @@ Manifest random_manifest(std::mt19937_64& random) {
   return manifest;
 }
 
-TEST(ShardPlan, HasEveryByteOnceAndNoGradientOfWhatCannotBeTrained) {
+void expect_shards_of_whole_cache_lines(const ShardPlan& plan, const Bytes& bucket, int size) {
+  const auto each = plan.shard_bytes(bucket, size);
+  EXPECT_EQ(bucket.first % 64, 0u);
+  EXPECT_EQ(each % 64, 0u);
+  EXPECT_GE(each * std::uint64_t(size), bucket.count());
+  auto at = bucket.first;
+  for (int position = 0; position < size; ++position) {
+    const auto shard = plan.shard(bucket, position, size);
+    EXPECT_EQ(shard.first, at);
+    at = shard.end;
+  }
+  EXPECT_EQ(at, bucket.end);
+}
+
+TEST(ShardPlan, HasEveryByteOnceAndOneDtypeInABucketAndCutsItIntoShardsOfWholeCacheLines) {
   for (std::uint64_t seed = 0; seed < 200; ++seed) {
     std::mt19937_64 random(seed);
     const auto manifest = random_manifest(random);
     for (const auto of : {ShardPlan::Of::gradients, ShardPlan::Of::parameters}) {
       const ShardPlan plan(manifest, of);
       std::vector<int> seen(manifest.tensors.size());
-      for (std::size_t b = 0; b < plan.buckets().size(); ++b)
+      for (std::size_t b = 0; b < plan.buckets().size(); ++b) {
+        const auto& first = manifest.tensors[plan.tensors(b).front()];
+        const bool stands_alone = of == ShardPlan::Of::gradients && first.group == Group::frozen;
+        EXPECT_TRUE(plan.tensors(b).size() == 1 || !stands_alone) << seed;
         for (const auto i : plan.tensors(b)) {
           const auto& tensor = manifest.tensors[i];
           ++seen[i];
           EXPECT_GE(plan.place(i), plan.buckets()[b].first);
           EXPECT_LE(plan.place(i) + tensor.count * size_of(tensor.runner_dtype), plan.buckets()[b].end);
+          EXPECT_EQ(tensor.runner_dtype, first.runner_dtype) << seed;
+          EXPECT_EQ(tensor.group, first.group) << seed;
         }
+        expect_shards_of_whole_cache_lines(plan, plan.buckets()[b], 1 + int(random() % max_ranks));
+      }
       for (std::size_t i = 0; i < seen.size(); ++i)
         EXPECT_EQ(seen[i], of == ShardPlan::Of::parameters || manifest.tensors[i].has_room()) << seed;
       std::vector<Bytes> sorted(plan.buckets().begin(), plan.buckets().end());
@@ -50,46 +71,6 @@ TEST(ShardPlan, HasEveryByteOnceAndNoGradientOfWhatCannotBeTrained) {
       if (!sorted.empty()) {
         EXPECT_LE(sorted.back().end, plan.bytes());
       }
-    }
-  }
-}
-
-TEST(ShardPlan, HasOneDtypeInABucketAndEachFrozenParameterInItsOwn) {
-  for (std::uint64_t seed = 0; seed < 200; ++seed) {
-    std::mt19937_64 random(seed);
-    const auto manifest = random_manifest(random);
-    const ShardPlan plan(manifest);
-    for (std::size_t b = 0; b < plan.buckets().size(); ++b) {
-      const auto& first = manifest.tensors[plan.tensors(b).front()];
-      if (first.group == Group::frozen) {
-        EXPECT_EQ(plan.tensors(b).size(), 1u) << seed;
-      }
-      for (const auto i : plan.tensors(b)) {
-        EXPECT_EQ(manifest.tensors[i].runner_dtype, first.runner_dtype) << seed;
-        EXPECT_EQ(manifest.tensors[i].group, first.group) << seed;
-      }
-    }
-  }
-}
-
-TEST(ShardPlan, CutsEachBucketIntoShardsOfWholeCacheLines) {
-  for (std::uint64_t seed = 0; seed < 100; ++seed) {
-    std::mt19937_64 random(seed);
-    const auto manifest = random_manifest(random);
-    const ShardPlan plan(manifest);
-    const int size = 1 + int(random() % max_ranks);
-    for (const auto& bucket : plan.buckets()) {
-      const auto each = plan.shard_bytes(bucket, size);
-      EXPECT_EQ(bucket.first % 64, 0u);
-      EXPECT_EQ(each % 64, 0u);
-      EXPECT_GE(each * std::uint64_t(size), bucket.count());
-      auto at = bucket.first;
-      for (int position = 0; position < size; ++position) {
-        const auto shard = plan.shard(bucket, position, size);
-        EXPECT_EQ(shard.first, at);
-        at = shard.end;
-      }
-      EXPECT_EQ(at, bucket.end);
     }
   }
 }

@@ -69,12 +69,6 @@ struct Spans {
 
 TEST(SpansOfARing, AreTheLastOnes) { expect_the_last_ones<Spans>(); }
 
-TEST(SpansOfARing, HaveTheProcessThatHasWrittenThem) {
-  auto [manifest, session] = small_session(1, {10});
-  Spans::append(session, 3);
-  EXPECT_EQ(Spans::numbered(session, 3)->pid, getpid());
-}
-
 TEST(SpansOfARing, EachThreadHasARingOfItsOwn) {
   auto [manifest, session] = small_session(3, {10});
   append(HostView(session).spans(), 1);
@@ -130,22 +124,6 @@ TEST(SpansOfARing, AScopeIsASpanAroundThoseWithinIt) {
 
 TEST(SpansOfARing, AnotherThreadReadsWhatWasWrittenOrNothing) {
   expect_another_thread_is_not_misled<Spans>(200'000, [](Session&) {});
-}
-
-TEST(SpansOfARing, RandomReadersOfRandomRingsFindWhatIsThere) {
-  EXPECT_TRUE(rc::check([] {
-    auto [manifest, session] = small_session(1, {10});
-    std::uint64_t recorded = 0;
-    for (const auto more : *rc::gen::container<std::vector<std::uint64_t>>(rc::gen::oneOf(
-             rc::gen::inRange<std::uint64_t>(0, 5), rc::gen::inRange(max_spans - 2, max_spans + 3)))) {
-      Spans::append(session, more);
-      recorded += more;
-      RC_ASSERT(wrong<Spans>(session, recorded).empty());
-      const auto number = *rc::gen::inRange<std::uint64_t>(0, recorded + 3);
-      const bool there = number > 0 && number <= recorded && number + max_spans > recorded;
-      RC_ASSERT(Spans::numbered(session, number).has_value() == there);
-    }
-  }));
 }
 
 class SpansByInstruction : public ByInstruction {};

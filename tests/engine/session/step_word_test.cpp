@@ -24,16 +24,6 @@ TEST(StepWord, EncodesEveryFieldWithoutTouchingItsNeighbours) {
       }
 }
 
-TEST(StepWord, OpensOnlyWhatIsClosedAndNeverReusesAnAttempt) {
-  std::atomic<std::uint64_t> word{initial_step_word};
-  EXPECT_EQ(open(word), 1u);
-  EXPECT_EQ(open(word), 0u);
-  ASSERT_TRUE(abort(word, 1, author_host, three));
-  EXPECT_EQ(open(word), 0u);
-  ASSERT_TRUE(close(word, 1, three));
-  EXPECT_EQ(open(word), 2u);
-}
-
 TEST(StepWord, TheLastVoteCommitsAndClosingFlipsTheIndex) {
   std::atomic<std::uint64_t> word;
   const auto attempt = opened(word);
@@ -49,28 +39,23 @@ TEST(StepWord, TheLastVoteCommitsAndClosingFlipsTheIndex) {
   EXPECT_EQ(load(word).index, 1u);
 }
 
-TEST(StepWord, AnAbortKeepsTheIndexAndNamesItsAuthor) {
+TEST(StepWord, AnAbortKeepsTheIndexAndNamesItsAuthorAndTheNextAttemptHearsNothingOfIt) {
   std::atomic<std::uint64_t> word;
   const auto attempt = opened(word);
+  EXPECT_EQ(open(word), 0u);
   EXPECT_EQ(vote(word, attempt, 0, three), Vote::counted);
   EXPECT_TRUE(abort(word, attempt, author_supervisor, three));
   EXPECT_FALSE(abort(word, attempt, author_host, three));
   EXPECT_EQ(load(word).mask, author_supervisor);
   EXPECT_EQ(vote(word, attempt, 1, three), Vote::over);
+  EXPECT_EQ(open(word), 0u) << "it is not closed";
   EXPECT_TRUE(close(word, attempt, three));
   EXPECT_EQ(load(word).index, 0u);
-}
-
-TEST(StepWord, VotesAndAbortsOfAnOldAttemptChangeNothing) {
-  std::atomic<std::uint64_t> word;
-  const auto old = opened(word);
-  ASSERT_TRUE(abort(word, old, 0, three));
-  ASSERT_TRUE(close(word, old, three));
-  ASSERT_EQ(open(word), old + 1);
+  ASSERT_EQ(open(word), attempt + 1);
   const auto before = word.load();
-  EXPECT_EQ(vote(word, old, 1, three), Vote::over);
-  EXPECT_FALSE(abort(word, old, 1, three));
-  EXPECT_FALSE(close(word, old, three));
+  EXPECT_EQ(vote(word, attempt, 1, three), Vote::over);
+  EXPECT_FALSE(abort(word, attempt, author_host, three));
+  EXPECT_FALSE(close(word, attempt, three));
   EXPECT_EQ(word.load(), before);
 }
 
