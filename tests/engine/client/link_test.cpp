@@ -66,19 +66,6 @@ TEST_F(LinkTest, TakesNoLateAnswerForThatOfTheNextQuestion) {
   EXPECT_EQ(link.take_resized(base::Deadline::in_seconds(10)).refused, "in time");
 }
 
-TEST_F(LinkTest, GivesCheckpointsOnceAndInOrder) {
-  for (const std::uint64_t step : {4u, 7u}) {
-    protocol::Saved saved;
-    saved.step = step;
-    say(saved);
-  }
-  const auto saved = link.take_saved();
-  ASSERT_EQ(saved.size(), 2u);
-  EXPECT_EQ(saved[0].step, 4u);
-  EXPECT_EQ(saved[1].step, 7u);
-  EXPECT_TRUE(link.take_saved().empty());
-}
-
 TEST_F(LinkTest, HearsWhatIsSaidAndTheEndOfTheSocket) {
   EXPECT_FALSE(link.hears_within(now()));
   say(protocol::Resized{});
@@ -93,13 +80,6 @@ TEST_F(LinkTest, LooksUpFromALongWait) {
   const auto begin = base::now_ns();
   EXPECT_FALSE(link.hears_within(base::Deadline::in_seconds(3600)));
   EXPECT_LT(base::now_ns() - begin, std::int64_t{60'000'000'000});
-}
-
-TEST_F(LinkTest, SendsRequestsToAManagerThatLives) {
-  link.send(protocol::Resize{5});
-  const auto request = protocol::next_request(manager.get(), 0);
-  ASSERT_TRUE(request);
-  EXPECT_EQ(std::get<protocol::Resize>(*request).ranks, 5);
 }
 
 TEST(Link, ToAManagerThatHasEndedSaysHowToGoOn) {

@@ -29,12 +29,6 @@ TEST(LossScaler, ScalesNothingUnlessAutocastIsFp16) {
   }
 }
 
-TEST(LossScaler, BeginsWithTheInitialScaleAndGoesOnWithTheCommittedOne) {
-  const LossScaler scaler(with(Autocast::fp16, 256));
-  EXPECT_EQ(scaler.first(none), 256);
-  EXPECT_EQ(scaler.first({8, 3}), 8);
-}
-
 TEST(LossScaler, StaysWithinItsBounds) {
   const LossScaler scaler(with(Autocast::fp16, 1, 1));
   EXPECT_FALSE(scaler.can_lower(LossScaler::least));

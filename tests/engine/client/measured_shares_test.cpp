@@ -26,36 +26,6 @@ MicroBatchTimes times_of(const std::vector<std::uint64_t>& of_ranks) {
 
 Counts counts_of(const session::Shares& shares, std::size_t ranks) { return {shares.of, shares.of + ranks}; }
 
-struct Division {
-  const char* why;
-  std::vector<std::uint64_t> times;
-  std::uint64_t total;
-  Counts shares;
-};
-
-TEST(BestShares, GiveEachRankWhatItComputesInTheSameTime) {
-  for (const auto& [why, times, total, shares] : {
-           Division{"alike", {10 * per_ms, 10 * per_ms}, 8, {4, 4}},
-           Division{"a factor 3", {10 * per_ms, 30 * per_ms}, 8, {6, 2}},
-           Division{
-               "a factor 4: 5 to 1 would end at 50, 4 to 2 at 80", {10 * per_ms, 40 * per_ms}, 6, {5, 1}},
-           Division{"a factor 2 in three", {10 * per_ms, 20 * per_ms, 20 * per_ms}, 8, {4, 2, 2}},
-           Division{"each at least one", {1 * per_ms, 1000 * per_ms, 1000 * per_ms}, 6, {4, 1, 1}},
-           Division{"nothing to divide", {1 * per_ms, 50 * per_ms}, 2, {1, 1}},
-           Division{"one alone", {7 * per_ms}, 3, {3}},
-           Division{"alike with a rest: to the first", {10 * per_ms, 10 * per_ms}, 5, {3, 2}},
-           Division{"many", {1, 3}, 1 << 20, {3 << 18, 1 << 18}},
-       }) {
-    const auto team = session::all_ranks(static_cast<int>(times.size()));
-    EXPECT_EQ(counts_of(best_shares(team, total, times_of(times)), times.size()), shares) << why;
-  }
-}
-
-TEST(BestShares, RanksBesideTheTeamGetNone) {
-  const auto shares = best_shares(0b101, 8, times_of({10, 10, 30}));
-  EXPECT_EQ(counts_of(shares, 4), (Counts{6, 0, 2, 0}));
-}
-
 /// The least time in which `total` micro-batches can be computed, by trying all divisions.
 std::uint64_t least_ns(const std::vector<std::uint64_t>& times, std::uint64_t total, std::size_t from = 0) {
   if (from + 1 == times.size()) return total * times[from];
@@ -120,16 +90,6 @@ TEST(MeasuredShares, AreEvenUntilAWindowIsFull) {
   EXPECT_EQ(team.shares(), (Counts{4, 4}));
   EXPECT_EQ(team.steps(1), 1);
   EXPECT_EQ(team.shares(), (Counts{6, 2}));
-}
-
-TEST(MeasuredShares, StayAsTheyAreForEqualRunnersThatJitter) {
-  Team team(10, {100 * per_ms, 100 * per_ms});
-  for (int i = 0; i < 100; ++i) {
-    team.set(0, (100 + static_cast<std::uint64_t>(i % 7)) * per_ms);
-    team.set(1, (100 + static_cast<std::uint64_t>(i % 5)) * per_ms);
-    EXPECT_EQ(team.steps(1), 0);
-  }
-  EXPECT_EQ(team.shares(), (Counts{10, 10}));
 }
 
 TEST(MeasuredShares, AGainBelowTheLimitChangesNothingAndOneAtTheLimitDoes) {
