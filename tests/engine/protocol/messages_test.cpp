@@ -5,10 +5,11 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 
-#include <thread>
+#include <typeinfo>
 
 #include "accelmgr/errors.hpp"
 #include "base/ipc/socket.hpp"
+#include "fuzzed.hpp"
 
 namespace accelmgr::protocol {
 namespace {
@@ -19,11 +20,16 @@ class MessagesTest : public testing::Test {
  protected:
   MessagesTest() { std::tie(host, manager) = ipc::socket_pair(); }
 
+  /// What the host raises when the manager has failed so.
   template <class Exception>
-  void expect_raised(const Exception& error) {
+  Exception raised(const Exception& error) {
     send_failed(manager.get(), error);
-    const auto answer = receive_answer(host.get(), soon());
-    EXPECT_THROW(raise(std::get<Failed>(answer)), Exception);
+    try {
+      raise(std::get<Failed>(receive_answer(host.get(), soon())));
+    } catch (const Exception& arrived) {
+      EXPECT_TRUE(typeid(arrived) == typeid(error)) << arrived.what();
+      return arrived;
+    }
   }
 
   base::UniqueFd host, manager;
@@ -33,6 +39,15 @@ class MessagesTest : public testing::Test {
 base::UniqueFd open_device(const char* path) { return base::UniqueFd(open(path, O_RDONLY | O_CLOEXEC)); }
 base::UniqueFd null() { return open_device("/dev/null"); }
 base::UniqueFd zero() { return open_device("/dev/zero"); }
+
+Save save_with(base::UniqueFd training) {
+  Save save;
+  save.step = 17;
+  save.model = null();
+  save.training = std::move(training);
+  save.description = null();
+  return save;
+}
 
 dev_t device(const base::UniqueFd& fd) {
   struct stat status {};
@@ -87,16 +102,8 @@ TEST_F(MessagesTest, AHostThatTakesNoNoteOfTheSessionIsWaitedForUntilTheDeadline
 TEST_F(MessagesTest, RequestsArriveInTheirOrderAndTheEndOfTheHostIsAStop) {
   EXPECT_FALSE(next_request(manager.get(), 1));
   send_request(host.get(), Resize{3}, 1);
-  Save save;
-  save.step = 17;
-  save.model = null();
-  save.training = zero();
-  save.description = null();
-  send_request(host.get(), std::move(save), 1);
-  Save locked;
-  locked.model = null();
-  locked.training = null();
-  locked.description = null();
+  send_request(host.get(), save_with(zero()), 1);
+  auto locked = save_with(null());
   locked.lock = zero();
   send_request(host.get(), std::move(locked), 1);
   auto request = next_request(manager.get(), 1);
@@ -151,13 +158,6 @@ TEST_F(MessagesTest, AServiceOpensNoSessionWithoutItsMemory) {
   EXPECT_TRUE(std::get<Opening>(receive_answer(host.get(), soon())).session.empty()) << "the host has it";
 }
 
-TEST_F(MessagesTest, AttachingToWhatIsNoServiceIsRefused) {
-  for (const auto* text : {"{}", "x", R"({"type": "Attached"})"}) {
-    ipc::send(manager.get(), text);
-    EXPECT_THROW(receive_answer(host.get(), soon()), SessionError) << text;
-  }
-}
-
 // A host whose lease has ended may have sent a request before it knew.
 TEST_F(MessagesTest, ARequestUnderAnotherLeaseIsRefused) {
   send_request(host.get(), Resize{1}, 2);
@@ -171,13 +171,34 @@ TEST_F(MessagesTest, ARequestUnderAnotherLeaseIsRefused) {
   EXPECT_TRUE(std::holds_alternative<Leave>(*request));
 }
 
+TEST_F(MessagesTest, APacketThatIsEmptyOrTooLongIsRefusedAndNotTheEnd) {
+  ASSERT_TRUE(test::send_raw(host.get(), ""));
+  ASSERT_TRUE(test::send_raw(host.get(), std::string(ipc::max_packet_bytes + 1, ' ')));
+  send_request(host.get(), Resize{2}, 1);
+  EXPECT_TRUE(std::holds_alternative<Refused>(*next_request(manager.get(), 1)));
+  EXPECT_TRUE(std::holds_alternative<Refused>(*next_request(manager.get(), 1)));
+  EXPECT_EQ(std::get<Resize>(*next_request(manager.get(), 1)).ranks, 2);
+}
+
+TEST_F(MessagesTest, ARefusalSaysWhichFieldOfWhomAndWhatIsRight) {
+  ipc::send(host.get(), R"({"type": "Resize", "ranks": 99, "lease": 1})");
+  EXPECT_EQ(std::get<Refused>(*next_request(manager.get(), 1)).why,
+            "a request of the host: 'ranks' is 99; it must be an integer from 1 to 24");
+  ipc::send(host.get(), R"({"type": "Attach", "lease": 1})");
+  EXPECT_EQ(std::get<Refused>(*next_request(manager.get(), 1)).why,
+            "a request of the host: 'type' is \"Attach\"; it must be Leave, Resize or Save");
+}
+
+TEST_F(MessagesTest, AFloodOfWhatIsNoNoticeKeepsTheHostForABoundedTimeOnly) {
+  int sent = 0;
+  while (sent < 1000 && test::send_raw(manager.get(), "x")) ++sent;
+  ASSERT_GT(sent, 100);
+  EXPECT_FALSE(next_notice(host.get()));
+  EXPECT_TRUE(ipc::is_readable(host.get())) << "it went on for as long as there was something";
+}
+
 TEST_F(MessagesTest, ASaveWhoseMemoryFindsNoRoomSaysSo) {
-  Save save;
-  save.step = 17;
-  save.model = null();
-  save.training = null();
-  save.description = null();
-  send_request(host.get(), std::move(save), 1);
+  send_request(host.get(), save_with(null()), 1);
   rlimit before{};
   ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
   const auto lowest_free = static_cast<rlim_t>(null().get());
@@ -220,26 +241,16 @@ TEST_F(MessagesTest, AHostThatReadsNothingDoesNotHoldUpTheManager) {
 }
 
 TEST_F(MessagesTest, AFailureArrivesAsTheExceptionItWas) {
-  expect_raised(ModelError("no loss"));
-  expect_raised(DataError("no file"));
-  expect_raised(SessionError("no memory"));
-  expect_raised(UsageError("no init"));
-  expect_raised(CheckpointError("truncated"));
-  expect_raised(Error("something"));
-  send_failed(manager.get(), ConfigError("out of range", "nprocs"));
-  try {
-    raise(std::get<Failed>(receive_answer(host.get(), soon())));
-  } catch (const ConfigError& error) {
-    EXPECT_STREQ(error.what(), "out of range");
-    EXPECT_EQ(error.key(), "nprocs");
-  }
-  send_failed(manager.get(), RunnerError("killed", 3, "forward"));
-  try {
-    raise(std::get<Failed>(receive_answer(host.get(), soon())));
-  } catch (const RunnerError& error) {
-    EXPECT_EQ(error.rank(), 3);
-    EXPECT_EQ(error.phase(), "forward");
-  }
+  raised(ModelError("no loss"));
+  raised(DataError("no file"));
+  raised(SessionError("no memory"));
+  raised(UsageError("no init"));
+  raised(CheckpointError("truncated"));
+  EXPECT_STREQ(raised(Error("something")).what(), "something");
+  EXPECT_EQ(raised(ConfigError("out of range", "nprocs")).key(), "nprocs");
+  const auto lost = raised(RunnerError("killed", 3, "forward"));
+  EXPECT_EQ(lost.rank(), 3);
+  EXPECT_EQ(lost.phase(), "forward");
 }
 
 TEST_F(MessagesTest, AFailureLongerThanAPacketArrivesWithItsBeginningAndItsEnd) {
