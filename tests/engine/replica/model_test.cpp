@@ -66,40 +66,36 @@ class ModelTest : public testing::Test {
   Values values;
 };
 
-TEST_F(ModelTest, TiedWeightsAreListedOnceWithAllTheirNames) {
-  const auto tied = values.parameter("embedding", {4, 3});
-  const auto model = tensors_of({{tied, values.parameter("bias", {4}), Values::renamed(tied, "head")}, {}});
-  ASSERT_EQ(model.manifest.tensors.size(), 2u);
-  EXPECT_EQ(model.manifest.tensors[0].name, "embedding");
-  EXPECT_EQ(model.manifest.tensors[0].aliases, std::vector<std::string>{"head"});
-}
-
 TEST_F(ModelTest, ParametersWithinAnotherShareItsValues) {
   std::array<float, 12> memory{};
   const auto matrix = Values::tensor("matrix", memory.data(), {3, 4});
   const auto transposed = Values::tensor("transposed", memory.data(), {4, 3}, {1, 4});
   const auto row = Values::tensor("row", memory.data() + 4, {4});
-  const auto& tensors = tensors_of({{row, transposed, matrix}, {}}).manifest.tensors;
+  const auto column = Values::tensor("column", memory.data() + 1, {3, 1}, {4, 1});
+  Stored stored({{row, transposed, matrix, column}, {}});
+  const auto& tensors = stored.manifest.tensors;
   EXPECT_EQ(tensors[0].shares, 2);
   EXPECT_EQ(tensors[0].shared_offset, 4u);
   EXPECT_EQ(tensors[1].shares, 2);
   EXPECT_EQ(tensors[1].strides, (std::vector<std::int64_t>{1, 4}));
   EXPECT_EQ(tensors[2].shares, -1);
+  EXPECT_EQ(tensors[1].gradient_strides(), (std::vector<std::int64_t>{1, 4}));
+  EXPECT_EQ(tensors[3].gradient_strides(), (std::vector<std::int64_t>{1, 1})) << "row-major";
+  const auto places = places_of(stored.session.parameters(), stored.manifest);
+  EXPECT_EQ(places[1].data, places[2].data);
+  EXPECT_EQ(floats(places[0].data), floats(places[2].data) + 4);
 }
 
-TEST_F(ModelTest, ParametersThatOverlapInPartAreRefused) {
-  std::array<float, 6> memory{};
-  expect_refused(
-      {{Values::tensor("one", memory.data(), {4}), Values::tensor("other", memory.data() + 2, {4})}, {}},
-      "'one' and 'other' overlap");
-}
-
-TEST_F(ModelTest, BuffersHaveAllTheirNamesAndSayWhetherTheyAreKept) {
+TEST_F(ModelTest, WhatIsTiedIsListedOnceWithAllItsNamesAndBuffersSayWhetherTheyAreKept) {
+  const auto tied = values.parameter("embedding", {4, 3});
   const auto shared = values.parameter("one", {2});
   auto scratch = values.parameter("scratch", {3});
   scratch.persistent = false;
-  const auto model =
-      tensors_of({{values.parameter("weight", {2})}, {shared, scratch, Values::renamed(shared, "two")}});
+  const auto model = tensors_of({{tied, values.parameter("weight", {2}), Values::renamed(tied, "head")},
+                                 {shared, scratch, Values::renamed(shared, "two")}});
+  ASSERT_EQ(model.manifest.tensors.size(), 2u);
+  EXPECT_EQ(model.manifest.tensors[0].name, "embedding");
+  EXPECT_EQ(model.manifest.tensors[0].aliases, std::vector<std::string>{"head"});
   ASSERT_EQ(model.manifest.buffers.size(), 2u);
   EXPECT_EQ(model.manifest.buffers[0].aliases, std::vector<std::string>{"two"});
   EXPECT_TRUE(model.manifest.buffers[0].persistent);
@@ -134,6 +130,14 @@ TEST_F(ModelTest, WhatCannotBeHeldIsRefusedByName) {
   bent = weight;
   bent.shape = {-2};
   expect_refused({{bent}, {}}, "'weight' has the shape [-2]");
+  std::array<float, 6> memory{};
+  expect_refused(
+      {{Values::tensor("one", memory.data(), {4}), Values::tensor("other", memory.data() + 2, {4})}, {}},
+      "'one' and 'other' overlap");
+  auto bits = Values::tensor("bits", memory.data(), {6});
+  bits.dtype = DType::int32;
+  bits.requires_grad = false;
+  expect_refused({{Values::tensor("all", memory.data(), {6}), bits}, {}}, "overlap in memory");
 }
 
 TEST_F(ModelTest, ParametersHaveADtypeEach) {
@@ -153,14 +157,6 @@ TEST_F(ModelTest, ParametersHaveADtypeEach) {
   EXPECT_FALSE(stored.manifest.tensors[0].has_room());
 }
 
-TEST_F(ModelTest, ParametersThatOverlapWithAnotherDtypeAreRefused) {
-  std::array<float, 6> memory{};
-  auto bits = Values::tensor("bits", memory.data(), {6});
-  bits.dtype = DType::int32;
-  bits.requires_grad = false;
-  expect_refused({{Values::tensor("weight", memory.data(), {6}), bits}, {}}, "overlap in memory");
-}
-
 TEST_F(ModelTest, ASessionBeginsWithTheModelsValues) {
   std::array<float, 6> memory{1, 2, 3, 4, 5, 6};
   const auto transposed = Values::tensor("transposed", memory.data(), {3, 2}, {1, 3});
@@ -171,15 +167,6 @@ TEST_F(ModelTest, ASessionBeginsWithTheModelsValues) {
   for (auto* copy :
        {stored.session.buffers(0, 0), stored.session.buffers(0, 1), stored.session.result_buffers(0)})
     EXPECT_EQ(floats(copy)[1], 9);
-}
-
-TEST_F(ModelTest, ParametersThatShareMemoryDoSoInTheMaster) {
-  std::array<float, 12> memory{};
-  Stored stored({{Values::tensor("transposed", memory.data(), {4, 3}, {1, 4}),
-                  Values::tensor("matrix", memory.data(), {3, 4})},
-                 {}});
-  const auto places = places_of(stored.session.parameters(), stored.manifest);
-  EXPECT_EQ(places[0].data, places[1].data);
 }
 
 TEST_F(ModelTest, AParameterKeepsItsOrderInMemoryButNoGaps) {
@@ -208,17 +195,6 @@ TEST_F(ModelTest, AFrozenParameterThatIsExpandedHasTheMemoryOfItsStorage) {
   EXPECT_EQ(places_of(stored.session.parameters(), stored.manifest)[0].strides, frozen.strides);
   EXPECT_EQ(floats(stored.session.parameters())[2], 3);
   EXPECT_EQ(tensors_of({{trained}, {}}).manifest.tensors[0].count, 3000u) << "it could not be written to";
-}
-
-TEST_F(ModelTest, TheGradientOfAPartOfAnotherParameterIsRowMajor) {
-  std::array<float, 12> memory{};
-  const auto& tensors = tensors_of({{Values::tensor("matrix", memory.data(), {3, 4}),
-                                     Values::tensor("column", memory.data() + 1, {3, 1}, {4, 1}),
-                                     Values::tensor("transposed", memory.data(), {4, 3}, {1, 4})},
-                                    {}})
-                            .manifest.tensors;
-  EXPECT_EQ(tensors[1].gradient_strides(), (std::vector<std::int64_t>{1, 1}));
-  EXPECT_EQ(tensors[2].gradient_strides(), (std::vector<std::int64_t>{1, 4}));
 }
 
 TEST_F(ModelTest, AnotherModelThanTheMastersIsRefused) {

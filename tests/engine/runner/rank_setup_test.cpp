@@ -50,14 +50,6 @@ TEST(RankSetup, MakesCublasDeterministicWhereThatIsWanted) {
   unsetenv(name);
 }
 
-TEST(RankSetup, GivesEachRankASeedAndThreads) {
-  Config config;
-  config.seed_base = 40;
-  config.runners.threads = 3;
-  EXPECT_EQ(seed_of_rank(config, 2), 42u);
-  EXPECT_EQ(compute_threads(config), 3);
-}
-
 TEST(RankSetup, ReducesWithItsShareOfTheMachineHoweverManyThreadsTheModelHas) {
   Config config;
   config.nprocs = 1;
