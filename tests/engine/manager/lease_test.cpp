@@ -107,12 +107,6 @@ TEST_F(LeaseTest, AHostThatClosesItsSocketHasLeftWhenItsProcessHasEnded) {
   EXPECT_EQ(freed_, 1);
 }
 
-TEST_F(LeaseTest, AHostThatEndsWhileAChildHoldsItsSocketIsGone) {
-  auto host = admit(100);
-  host.process.end();
-  EXPECT_TRUE(becomes_free());
-}
-
 TEST_F(LeaseTest, AHostThatIsLeavingAndAsksAgainHasGivenUpItsMappings) {
   auto host = admit(100);
   host.socket.reset();
@@ -159,8 +153,7 @@ TEST_F(LeaseTest, ACommittedAttemptIsReducedBeforeTheSessionIsFree) {
   const auto attempt = commit();
   host.process.end();
   EXPECT_FALSE(becomes_free());
-  session::Reduction reduction(small_.session, small_.manifest);
-  for (int rank = 0; rank < 2; ++rank) reduction.finish_slice(rank, attempt);
+  finish_slices(attempt);
   EXPECT_TRUE(becomes_free());
   EXPECT_EQ(lease_->steps(), 1u);
 }
@@ -223,22 +216,21 @@ TEST_F(LeaseTest, ACheckpointThatCannotBeBegunFailsAlone) {
   EXPECT_EQ(saves_, (std::vector<std::uint64_t>{6}));
 }
 
-TEST_F(LeaseTest, AHostHearsOfReplacementsWhileItDrives) {
+TEST_F(LeaseTest, AHostAndTheServiceHearOfReplacementsWhileTheyDrive) {
   const auto host = admit(100);
-  server().end(1, SIGKILL);
-  run();
-  ASSERT_EQ(server().take_request(), 1);
-  start_runner(1);
-  const auto joined = std::get<protocol::Joined>(protocol::next_notice(host.socket.get()).value());
-  EXPECT_EQ(joined.rank, 1);
-  EXPECT_EQ(joined.generation, 2u);
+  const auto local = drive_here();
+  end(1);
+  expect_start(1);
+  for (const int socket : {host.socket.get(), local.socket.get()}) {
+    const auto joined = std::get<protocol::Joined>(protocol::next_notice(socket).value());
+    EXPECT_EQ(joined.rank, 1);
+    EXPECT_EQ(joined.generation, 2u);
+  }
   host.ask(protocol::Leave{});
   ASSERT_TRUE(becomes_free());
   supervisor_->replace(0);
-  server().end(0, 0);
-  run();
-  ASSERT_EQ(server().take_request(), 0);
-  start_runner(0);
+  end(0, 0);
+  expect_start(0);
   EXPECT_EQ(protocol::next_notice(host.socket.get()), std::nullopt);
 }
 
@@ -281,24 +273,12 @@ TEST_F(LeaseTest, TheServiceIsOverWhenItsCommittedAttemptIsReduced) {
   leave(local);
   EXPECT_EQ(over_, 0);
   EXPECT_TRUE(lease_->is_driven_here());
-  session::Reduction reduction(small_.session, small_.manifest);
-  for (int rank = 0; rank < 2; ++rank) reduction.finish_slice(rank, attempt);
+  finish_slices(attempt);
   loop_.restart();
   loop_.run_one_for(std::chrono::nanoseconds(2 * timing::look_ns));
   EXPECT_EQ(over_, 1);
   EXPECT_EQ(control().lease.load(), 0u);
   EXPECT_EQ(lease_->steps(), 1u);
-}
-
-TEST_F(LeaseTest, AHostAndTheServiceBothHearOfReplacements) {
-  const auto host = admit(100);
-  const auto local = drive_here();
-  server().end(1, SIGKILL);
-  run();
-  ASSERT_EQ(server().take_request(), 1);
-  start_runner(1);
-  for (const int socket : {host.socket.get(), local.socket.get()})
-    EXPECT_EQ(std::get<protocol::Joined>(protocol::next_notice(socket).value()).generation, 2u);
 }
 
 TEST_F(LeaseTest, TheOutcomeOfACheckpointOfTheServiceIsNotTheHosts) {

@@ -27,30 +27,6 @@ TEST(RestartPolicy, FailReplacesNobody) {
   EXPECT_EQ(policy.fork_server_lost(0).kind, Kind::give_up);
 }
 
-TEST(RestartPolicy, TheFirstReplacementComesAtOnceAndFurtherOnesBackOff) {
-  RestartPolicy policy(restarting());
-  EXPECT_EQ(policy.runner_lost(0, 1, "").delay_ns, 0);
-  EXPECT_EQ(policy.runner_lost(second_ns, 1, "").delay_ns, second_ns / 2);
-  EXPECT_EQ(policy.runner_lost(2 * second_ns, 1, "").delay_ns, second_ns);
-}
-
-TEST(RestartPolicy, ACrashLoopEndsAndSaysWhichLimitItMet) {
-  RestartPolicy policy(restarting());
-  for (int i = 0; i < 3; ++i) EXPECT_EQ(policy.runner_lost(i, 1, "").kind, Kind::replace);
-  const auto decision = policy.runner_lost(3, 1, "");
-  EXPECT_EQ(decision.kind, Kind::give_up);
-  EXPECT_NE(decision.why.find("3 restarts within 60 s"), std::string::npos) << decision.why;
-  EXPECT_NE(decision.why.find("runners.restarts_per_window"), std::string::npos) << decision.why;
-}
-
-TEST(RestartPolicy, AWindowLaterTheCountBeginsAnew) {
-  RestartPolicy policy(restarting());
-  for (int i = 0; i < 3; ++i) policy.runner_lost(0, 1, "");
-  const auto decision = policy.runner_lost(60 * second_ns, 1, "");
-  EXPECT_EQ(decision.kind, Kind::replace);
-  EXPECT_EQ(decision.delay_ns, 0);
-}
-
 TEST(RestartPolicy, TheWholeRunHasALimitToo) {
   auto config = restarting();
   config.restarts_per_window = 0;  // No limit within a window.
@@ -59,22 +35,6 @@ TEST(RestartPolicy, TheWholeRunHasALimitToo) {
   const auto decision = policy.runner_lost(2000 * second_ns, 1, "");
   EXPECT_EQ(decision.kind, Kind::give_up);
   EXPECT_NE(decision.why.find("runners.max_restarts"), std::string::npos) << decision.why;
-}
-
-TEST(RestartPolicy, WhatIsWrongWithTheModelIsNotRepeated) {
-  RestartPolicy policy(restarting());
-  EXPECT_EQ(policy.runner_lost(0, 1, "it would recur").kind, Kind::give_up);
-}
-
-TEST(RestartPolicy, ShrinkGoesDownToTheFewestAllowed) {
-  auto config = restarting();
-  config.on_loss = LossPolicy::shrink;
-  config.min_runners = 2;
-  RestartPolicy policy(config);
-  EXPECT_EQ(policy.runner_lost(0, 2, "").kind, Kind::leave_out);
-  const auto decision = policy.runner_lost(0, 1, "");
-  EXPECT_EQ(decision.kind, Kind::give_up);
-  EXPECT_NE(decision.why.find("runners.min_runners is 2"), std::string::npos) << decision.why;
 }
 
 TEST(RestartPolicy, WhoIsLostWithAnotherIsReplacedAndDoesNotCount) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 
@@ -77,10 +78,8 @@ class PlayedForkServer {
     report({Report::Kind::ended, rank, runners.at(rank).generation, 0, W_EXITCODE(ipc::exit_not_forked, 0),
             error, 1});
   }
-  void say_ready(int rank) { say(rank, "ready"); }
-  void say(int rank, const char* what) { ipc::send(runners.at(rank).lifeline.get(), what); }
   /// Says any bytes, also none and more than a packet may have.
-  void say_bytes(int rank, const std::string& bytes) {
+  void say(int rank, const std::string& bytes) {
     const int lifeline = runners.at(rank).lifeline.get();
     EXPECT_EQ(::send(lifeline, bytes.data(), bytes.size(), MSG_NOSIGNAL), ssize_t(bytes.size()));
   }
@@ -152,8 +151,7 @@ class Supervised : public testing::Test {
   }
   void start_runner(int rank) {
     server().fork(rank);
-    server().say_ready(rank);
-    run();
+    say(rank, "ready");
   }
   /// Forks the runners that are asked for. Returns them in the order of the requests.
   std::vector<int> fork_all() {
@@ -165,9 +163,18 @@ class Supervised : public testing::Test {
     run();
     return ranks;
   }
-  void say(int rank, const char* what) {
+  void say(int rank, const std::string& what) {
     server().say(rank, what);
     run();
+  }
+  void end(int rank, int wait_status = SIGKILL) {
+    server().end(rank, wait_status);
+    run();
+  }
+  /// The next runner that is asked for is this one, and starts.
+  void expect_start(int rank) {
+    ASSERT_EQ(server().take_request(), rank);
+    start_runner(rank);
   }
   void start_team() {
     make();
@@ -206,6 +213,11 @@ class Supervised : public testing::Test {
     }
     EXPECT_TRUE(small_.session.word().committed(team));
     return attempt;
+  }
+
+  void finish_slices(std::uint64_t attempt) {
+    session::Reduction reduction(small_.session, small_.manifest);
+    for (int rank = 0; rank < small_.session.ranks(); ++rank) reduction.finish_slice(rank, attempt);
   }
 
   PlayedForkServer& server() { return *servers_.back(); }

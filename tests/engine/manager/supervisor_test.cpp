@@ -1,7 +1,6 @@
 // Tests of starting, watching and replacing runners (supervisor.cpp, failure_recovery.cpp).
 #include <gmock/gmock.h>
 #include <signal.h>
-#include <sys/stat.h>
 
 #include <cerrno>
 
@@ -30,12 +29,10 @@ TEST_F(SupervisorTest, StartsOneRunnerAfterTheOther) {
   server().fork(0);
   run();
   EXPECT_EQ(server().take_request(), std::nullopt) << "runner 0 was forked, but is not ready";
-  server().say_ready(0);
-  run();
+  say(0, "ready");
   EXPECT_EQ(state(0), RunnerState::ready);
   EXPECT_FALSE(ready_);
-  EXPECT_EQ(server().take_request(), 1);
-  start_runner(1);
+  expect_start(1);
   EXPECT_TRUE(ready_ && supervisor_->has_started());
   EXPECT_EQ(supervisor_->started().runners.size(), 2u);
 }
@@ -68,20 +65,17 @@ TEST_F(SupervisorTest, AForkServerThatEndsFailsTheStart) {
 
 TEST_F(SupervisorTest, AReplacementThatIsNotReadyInTimeIsEndedAndTriedAgain) {
   start_team();
-  server().end(1, SIGKILL);
-  run();
+  end(1);
   ASSERT_EQ(server().take_request(), 1);
   server().fork(1);
   run();
   after(61);
   EXPECT_EQ(incidents(), 1u) << "it was killed, but has not ended";
-  server().end(1, SIGKILL);
-  run();
+  end(1);
   EXPECT_EQ(incidents(), 2u);
   EXPECT_THAT(session::text_of(last_incident().what), HasSubstr("not ready within start_timeout (60 s)"));
   after(config_.runners.restart_backoff);
-  EXPECT_EQ(server().take_request(), 1);
-  start_runner(1);
+  expect_start(1);
   EXPECT_EQ(state(1), RunnerState::ready);
 }
 
@@ -93,24 +87,20 @@ TEST_F(SupervisorTest, ARunnerThatSaysWhatNoRunnerSaysIsLostAndTheOthersGoOn) {
   for (const auto& [said, why] : cases) {
     for (const bool is_known : {true, false}) {
       const auto before = incidents();
-      server().end(1, SIGKILL);
-      run();
+      end(1);
       after(config_.runners.restart_backoff * 100);
       ASSERT_EQ(server().take_request(), 1);
       if (is_known) server().fork(1);
-      server().say_bytes(1, said);
-      run();
+      say(1, said);
       if (!is_known) server().fork(1);
       run();
       EXPECT_EQ(state(1), RunnerState::starting) << "it was killed, but has not ended";
-      server().end(1, SIGKILL);
-      run();
+      end(1);
       EXPECT_EQ(incidents(), before + 2);
       EXPECT_THAT(session::text_of(last_incident().what), HasSubstr("runner 1 is not understood"));
       EXPECT_THAT(session::text_of(last_incident().what), HasSubstr(why));
       after(config_.runners.restart_backoff * 100);
-      ASSERT_EQ(server().take_request(), 1);
-      start_runner(1);
+      expect_start(1);
       EXPECT_EQ(state(1), RunnerState::ready);
     }
   }
@@ -129,11 +119,21 @@ class DeviceStartTest : public Supervised {
     for (const int rank : {2, 1, 0}) say(rank, "opened");
     ASSERT_TRUE(server().may_build(0));
   }
+  void build(int rank) {
+    say(rank, "built");
+    say(rank, "ready");
+  }
+  /// The replacements of two runners that are lost at once open their devices.
+  void replace(int rank, int other) {
+    server().end(rank, SIGKILL);
+    end(other);
+    after(config_.runners.restart_backoff);
+    EXPECT_THAT(fork_all(), ElementsAre(rank, other));
+  }
   void start_devices() {
     open_all();
     for (int rank = 0; rank < 3; ++rank) {
-      say(rank, "built");
-      say(rank, "ready");
+      build(rank);
     }
     ASSERT_TRUE(ready_);
     for (int rank = 0; rank < 3; ++rank) server().may_build(rank);
@@ -141,21 +141,16 @@ class DeviceStartTest : public Supervised {
   /// What is said of a replacement, of rank 2.
   std::string end_of_one_that_opens_for_25_s_waits_for_30_and_builds_for(double seconds) {
     start_devices();
-    for (const int rank : {0, 2}) server().end(rank, SIGKILL);
-    run();
-    after(config_.runners.restart_backoff);
-    EXPECT_THAT(fork_all(), ElementsAre(0, 2));
+    replace(0, 2);
     say(0, "opened");
     EXPECT_TRUE(server().may_build(0));
     after(25);
     say(2, "opened");
     after(30);
-    say(0, "built");
-    say(0, "ready");
+    build(0);
     EXPECT_TRUE(server().may_build(2));
     after(seconds);
-    server().end(2, SIGKILL);
-    run();
+    end(2);
     return session::text_of(last_incident().what);
   }
 };
@@ -222,8 +217,7 @@ TEST_F(DeviceStartTest, TheRunnerThatTakesTheTimeIsTheOneThatWasNotReadyInTime) 
   fork_all();
   say(0, "opened");
   say(2, "opened");
-  say(0, "built");
-  say(0, "ready");
+  build(0);
   after(59.9);
   EXPECT_THAT(message_of<RunnerError>([&] { after(0.2); }),
               HasSubstr("runner 1 was not ready within start_timeout (60 s); it is in phase init (opening"));
@@ -236,18 +230,13 @@ TEST_F(DeviceStartTest, TheRunnerThatTakesTheTimeIsTheOneThatWasNotReadyInTime) 
 
 TEST_F(DeviceStartTest, AReplacementWaitsForNoneThatOpensItsDeviceAndOneThatDoesNotOpenItIsEnded) {
   start_devices();
-  for (const int rank : {0, 2}) server().end(rank, SIGKILL);
-  run();
-  after(config_.runners.restart_backoff);
-  EXPECT_THAT(fork_all(), ElementsAre(0, 2));
+  replace(0, 2);
   say(2, "opened");
   EXPECT_TRUE(server().may_build(2));
-  say(2, "built");
-  say(2, "ready");
+  build(2);
   EXPECT_EQ(state(2), RunnerState::ready);
   after(61);
-  server().end(0, SIGKILL);
-  run();
+  end(0);
   EXPECT_THAT(session::text_of(last_incident().what),
               HasSubstr("runner 0 was not ready within start_timeout (60 s)"));
   after(timing::longest_backoff_s);
@@ -267,27 +256,21 @@ TEST_F(DeviceStartTest, AllOtherPartsOfAStartCountTogetherAgainstStartTimeout) {
 
 TEST_F(DeviceStartTest, TheTurnOfARunnerThatIsLostGoesToTheNext) {
   start_devices();
-  for (const int rank : {0, 1}) server().end(rank, SIGKILL);
-  run();
-  after(config_.runners.restart_backoff);
-  fork_all();
+  replace(0, 1);
   say(0, "opened");
   say(1, "opened");
   ASSERT_TRUE(server().may_build(0));
-  server().end(0, SIGKILL);
-  run();
+  end(0);
   EXPECT_TRUE(server().may_build(1));
 }
 
 TEST_F(DeviceStartTest, ARunnerThatAResizeRemovesWhileItOpensItsDeviceGetsNoTurn) {
   start_devices();
-  server().end(2, SIGKILL);
-  run();
+  end(2);
   fork_all();
   supervisor_->resize(2);
   EXPECT_TRUE(ipc::is_closed(server().runners[2].lifeline.get()));
-  server().end(2, 0);
-  run();
+  end(2, 0);
   EXPECT_EQ(state(2), RunnerState::absent);
   EXPECT_EQ(incidents(), 1u);
   after(100);
@@ -298,14 +281,12 @@ TEST_F(DeviceStartTest, ARunnerThatAResizeRemovesWhileItOpensItsDeviceGetsNoTurn
 
 TEST_F(SupervisorTest, ALostRunnerIsReplacedAtOnceAndTheNextOnesEverLater) {
   start_team();
-  server().end(1, SIGKILL);
-  run();
+  end(1);
   EXPECT_EQ(server().take_request(), 1);
   EXPECT_EQ(server().runners[1].generation, 2u);
   start_runner(1);
   for (const double backoff : {4.0, 8.0, 16.0, timing::longest_backoff_s, timing::longest_backoff_s}) {
-    server().end(1, SIGKILL);
-    run();
+    end(1);
     EXPECT_EQ(state(1), RunnerState::lost);
     after(backoff - 0.1);
     EXPECT_EQ(server().take_request(), std::nullopt) << backoff;
@@ -314,8 +295,7 @@ TEST_F(SupervisorTest, ALostRunnerIsReplacedAtOnceAndTheNextOnesEverLater) {
     start_runner(1);
   }
   after(config_.runners.restart_window);
-  server().end(1, SIGKILL);
-  run();
+  end(1);
   EXPECT_EQ(server().take_request(), 1) << "earlier losses are out of the window";
   EXPECT_EQ(incidents(), 7u);
   EXPECT_EQ(replacements(), 7u);
@@ -329,8 +309,7 @@ TEST_F(SupervisorTest, AnIncidentSaysWhatTheRunnerSaidLast) {
   const auto attempt = small_.session.word().attempt;
   record.attempt.store(attempt);
   session::refuse_attempt({small_.session, 1}, attempt, session::Reason::exception, "the model collapsed");
-  server().end(1, W_EXITCODE(17, 0));
-  run();
+  end(1, W_EXITCODE(17, 0));
   const auto& incident = last_incident();
   EXPECT_EQ(incident.rank, 1);
   EXPECT_EQ(incident.pid, server().runners[1].pid);
@@ -346,8 +325,7 @@ TEST_F(SupervisorTest, AnIncidentSaysWhatTheRunnerSaidLast) {
 TEST_F(SupervisorTest, AnOpenAttemptOfALostRunnerIsAborted) {
   start_team();
   const auto attempt = session::open_attempt(small_.session, {.participants = 3});
-  server().end(0, SIGKILL);
-  run();
+  end(0);
   EXPECT_EQ(small_.session.word().attempt, attempt);
   EXPECT_TRUE(small_.session.word().abort);
 }
@@ -357,8 +335,7 @@ TEST_F(SupervisorTest, TheSliceOfARunnerThatIsLostInACommittedAttemptIsReducedFo
   commit();
   for (int rank = 0; rank < 2; ++rank) {
     EXPECT_FALSE(small_.session.word().closed);
-    server().end(rank, SIGKILL);
-    run();
+    end(rank);
   }
   EXPECT_TRUE(small_.session.word().closed);
   for (const float gradient : session::gradients_of(small_.session)) ASSERT_EQ(gradient, 1 + 2);
@@ -377,8 +354,7 @@ TEST_F(SupervisorTest, ALossThatNobodyReportsCountsAfterAWhile) {
   EXPECT_EQ(server().take_request(), 1);
   server().fork(1);
   server().report_end(1, 1, lost, SIGKILL);  // It comes while the replacement starts.
-  server().say_ready(1);
-  run();
+  say(1, "ready");
   EXPECT_EQ(state(1), RunnerState::ready);
   EXPECT_EQ(incidents(), 1u);
 }
@@ -387,8 +363,7 @@ TEST_F(SupervisorTest, ARunnerThatCannotBeForkedIsALoss) {
   start_team();
   config_.runners.restarts_per_window = 2;
   supervisor_->config_changed();
-  server().end(1, SIGKILL);
-  run();
+  end(1);
   for (int i = 0; i < 2; ++i) {
     after(config_.runners.restart_backoff);
     ASSERT_EQ(server().take_request(), 1);
@@ -405,8 +380,7 @@ TEST_F(SupervisorTest, WhereNoLossIsAllowedItGivesUpOnce) {
   config_.runners.on_loss = LossPolicy::fail;
   start_team();
   server().end(0, SIGKILL);
-  server().end(1, SIGKILL);
-  run();
+  end(1);
   EXPECT_TRUE(gave_up_);
   EXPECT_EQ(given_up_why(), "runners.on_loss is fail");
   EXPECT_EQ(incidents(), 2u);
@@ -420,12 +394,10 @@ TEST_F(SupervisorTest, WhereNoLossIsAllowedItGivesUpOnce) {
 TEST_F(SupervisorTest, TheRestGoOnWhereTheTeamMayShrink) {
   config_.runners.on_loss = LossPolicy::shrink;
   start_team();
-  server().end(1, SIGKILL);
-  run();
+  end(1);
   EXPECT_EQ(control().team.load(), 1u);
   EXPECT_EQ(server().take_request(), std::nullopt);
-  server().end(0, SIGKILL);
-  run();
+  end(0);
   EXPECT_EQ(given_up_why(), "0 runners are left, but runners.min_runners is 1");
 }
 
@@ -433,28 +405,23 @@ TEST_F(SupervisorTest, ARunnerThatIsLostWithAnotherIsReplacedAndDoesNotCount) {
   config_.runners.max_restarts = 1;
   start_team();
   const auto attempt = session::open_attempt(small_.session, {.participants = 3});
-  server().end(1, SIGKILL);
-  run();
+  end(1);
   session::refuse_attempt({small_.session, 0}, attempt, session::Reason::lost_with_another, "its device");
-  server().end(0, W_EXITCODE(1, 0));
-  run();
+  end(0, W_EXITCODE(1, 0));
   EXPECT_EQ(session::text_of(last_incident().what), "its device");
   EXPECT_EQ(given_up_why(), "");
   EXPECT_EQ(replacements(), 2U);
-  EXPECT_EQ(server().take_request(), 1);
-  start_runner(1);
+  expect_start(1);
   EXPECT_EQ(server().take_request(), 0);
   server().fork(0);
-  server().end(0, SIGKILL);
-  run();
+  end(0);
   EXPECT_THAT(given_up_why(), HasSubstr("runners.max_restarts")) << "the reason is that of the one before it";
 }
 
 TEST_F(SupervisorTest, AModelThatIsWrongIsNotTriedAgain) {
   start_team();
   small_.session.record(1).reason.store(session::Reason::model_error);
-  server().end(1, W_EXITCODE(17, 0));
-  run();
+  end(1, W_EXITCODE(17, 0));
   EXPECT_EQ(given_up_why(), "a replacement would fail in the same way");
 }
 
@@ -463,8 +430,7 @@ TEST_F(SupervisorTest, WhoRunsOutOfMemoryInTheSameStepAgainIsNotTriedAThirdTime)
   const auto lose = [&](int rank, const char* what) {
     const auto attempt = session::open_attempt(small_.session, {.participants = 3});
     session::refuse_attempt({small_.session, rank}, attempt, session::Reason::exception, what);
-    server().end(rank, W_EXITCODE(17, 0));
-    run();
+    end(rank, W_EXITCODE(17, 0));
     after(timing::longest_backoff_s);
     session::close_if_over(view_, attempt);
   };
@@ -478,8 +444,7 @@ TEST_F(SupervisorTest, WhoRunsOutOfMemoryInTheSameStepAgainIsNotTriedAThirdTime)
   lose(1, too_little);
   start_runners();
   commit();
-  session::Reduction reduction(small_.session, small_.manifest);
-  for (int rank = 0; rank < 2; ++rank) reduction.finish_slice(rank, small_.session.word().attempt);
+  finish_slices(small_.session.word().attempt);
   session::close_if_over(view_, small_.session.word().attempt);
   lose(1, too_little);  // In the next step.
   start_runners();
@@ -489,24 +454,15 @@ TEST_F(SupervisorTest, WhoRunsOutOfMemoryInTheSameStepAgainIsNotTriedAThirdTime)
                                     HasSubstr("batch_size_per_device")));
 }
 
-TEST_F(SupervisorTest, ARunnerThatDoesNotFinishACommittedAttemptIsKilled) {
+TEST_F(SupervisorTest, ARunnerThatDoesNotFinishACommittedAttemptIsKilledAndIfItDoesNotEndTheRunEnds) {
   config_.runners.reduction_timeout = 5;
   start_team();
   commit();
   watch(10);
-  server().end(0, SIGKILL);
-  server().end(1, SIGKILL);
-  run();
-  EXPECT_EQ(incidents(), 2u);
+  end(0);
+  EXPECT_EQ(incidents(), 1u);
   EXPECT_THAT(session::text_of(last_incident().what),
               HasSubstr("does not finish its part of a committed step"));
-}
-
-TEST_F(SupervisorTest, ARunnerThatIsKilledAndDoesNotEndEndsTheRun) {
-  config_.runners.reduction_timeout = 5;
-  start_team();
-  commit();
-  watch(10);
   EXPECT_FALSE(gave_up_);
   after(timing::sits_in_kernel_s);
   EXPECT_TRUE(gave_up_);
@@ -528,10 +484,8 @@ TEST_F(SupervisorTest, ALostForkServerIsOneLossAndIsReplacedWhenItsRunnersHaveEn
   first.runners[1].process.end();
   run();
   ASSERT_EQ(servers_.size(), 2u);
-  EXPECT_EQ(server().take_request(), 0);
-  start_runner(0);
-  EXPECT_EQ(server().take_request(), 1);
-  start_runner(1);
+  expect_start(0);
+  expect_start(1);
   EXPECT_EQ(supervisor_->started().runners.size(), 2u);
   EXPECT_EQ(incidents(), 1u);
   EXPECT_EQ(replacements(), 2u);
@@ -549,8 +503,7 @@ TEST_F(SupervisorTest, ALostForkServerIsReplacedWhereARunnerThatWasLetGoIsTheLas
   first.runners[1].process.end();
   run();
   ASSERT_EQ(servers_.size(), 2u);
-  EXPECT_EQ(server().take_request(), 0);
-  start_runner(0);
+  expect_start(0);
   EXPECT_EQ(server().take_request(), std::nullopt);
   EXPECT_EQ(state(1), RunnerState::absent);
 }
@@ -582,10 +535,8 @@ TEST_F(SupervisorTest, ARunnerThatIsReplacedMayEndByItselfAndIsNoLoss) {
   EXPECT_THAT(message_of<SessionError>([&] { supervisor_->replace(1); }),
               HasSubstr("is being replaced already"));
   EXPECT_EQ(server().take_request(), std::nullopt);
-  server().end(1, 0);
-  run();
-  EXPECT_EQ(server().take_request(), 1);
-  start_runner(1);
+  end(1, 0);
+  expect_start(1);
   EXPECT_EQ(incidents(), 0u);
   EXPECT_EQ(replacements(), 1u);
 }
@@ -597,10 +548,8 @@ TEST_F(SupervisorTest, AResizeLetsRunnersGoAndTakesThemBack) {
   EXPECT_EQ(state(1), RunnerState::retiring);
   EXPECT_EQ(supervisor_->resize(2).refused, "");
   EXPECT_EQ(server().take_request(), std::nullopt) << "the one that was let go has not ended";
-  server().end(1, 0);
-  run();
-  EXPECT_EQ(server().take_request(), 1);
-  start_runner(1);
+  end(1, 0);
+  expect_start(1);
   EXPECT_EQ(supervisor_->started().runners.size(), 2u);
   EXPECT_EQ(incidents(), 0u);
   EXPECT_THAT(supervisor_->resize(3).refused, HasSubstr("the session has room for 2 runners, not 3"));
@@ -609,11 +558,7 @@ TEST_F(SupervisorTest, AResizeLetsRunnersGoAndTakesThemBack) {
 session::SmallSession with_a_frozen_tensor(int ranks, std::uint64_t count) {
   session::Manifest manifest;
   for (const auto group : {session::Group::decay, session::Group::frozen})
-    manifest.tensors.push_back({.name = group == session::Group::frozen ? "frozen" : "w",
-                                .aliases = {},
-                                .shape = {static_cast<std::int64_t>(count)},
-                                .count = count,
-                                .group = group});
+    manifest.tensors.push_back(session::tensor_of(count, DType::float32, group));
   auto session = session::session_of(manifest, ranks);
   return {std::move(manifest), std::move(session)};
 }
@@ -621,29 +566,23 @@ session::SmallSession with_a_frozen_tensor(int ranks, std::uint64_t count) {
 class UnfrozenTest : public Supervised {
  protected:
   UnfrozenTest() : Supervised(2, with_a_frozen_tensor(2, 1 << 20)) {}
-  /// The memory that the slab of a rank has.
-  std::uint64_t allocated_bytes(int rank) const {
-    struct stat status {};
-    EXPECT_EQ(fstat(small_.session.fds()[std::size_t(1 + rank)], &status), 0);
-    return static_cast<std::uint64_t>(status.st_blocks) * 512;
-  }
 };
 
 TEST_F(UnfrozenTest, ARankThatAResizeAddsHasMemoryForWhatWasUnfrozenBefore) {
   view_.control().team.store(1);
   start_team();
+  const auto allocated_bytes = [&] { return session::allocated_bytes(small_.session.fds()[2]); };
   const auto& tensor = small_.manifest.tensors[1];
   small_.session.allocate_room(tensor.gradient, tensor.gradient_bytes(), tensor.slab, tensor.slab_bytes(), 1);
   small_.session.unfrozen()[1].store(1);
-  const auto before = allocated_bytes(1);
+  const auto before = allocated_bytes();
   ASSERT_EQ(supervisor_->resize(2).refused, "");
-  EXPECT_GE(allocated_bytes(1), before + tensor.slab_bytes());
+  EXPECT_GE(allocated_bytes(), before + tensor.slab_bytes());
 }
 
 TEST_F(SupervisorTest, ARankThatAResizeRemovesIsNoLongerWanted) {
   start_team();
-  server().end(1, SIGKILL);
-  run();
+  end(1);
   server().take_request();
   server().refuse(1, EAGAIN);
   run();  // Wanted again when its backoff is over.
