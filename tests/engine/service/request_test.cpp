@@ -8,6 +8,7 @@
 
 #include "base/ipc/socket.hpp"
 #include "engine/service/query.hpp"
+#include "message_of.hpp"
 
 namespace accelmgr::service {
 namespace {
@@ -22,24 +23,8 @@ TEST(Problem, HasOneForm) {
   EXPECT_EQ(json::parse(response.body),
             json::parse(R"({"error": {"code": "host_drives", "message": "train.py drives",
       "rank": 1, "step": 7, "hint": "wait"}})"));
-}
-
-TEST(Problem, WhatItDoesNotConcernIsNull) {
-  const auto error = json::parse(Problem(404, "unknown_request", "no").response().body)["error"];
+  const auto error = json::parse(Problem(500, "internal", "\xff\xfe").response().body)["error"];
   for (const auto* field : {"rank", "step", "hint"}) EXPECT_TRUE(error.at(field).is_null()) << field;
-}
-
-TEST(Problem, TextThatIsNoUtf8MakesAResponse) {
-  EXPECT_TRUE(json::accept(Problem(500, "internal", "\xff\xfe").response().body));
-}
-
-std::string message_of(const std::string& number) {
-  try {
-    whole_number(number, "limit", 1, 256);
-  } catch (const Problem& problem) {
-    return problem.what();
-  }
-  return {};
 }
 
 TEST(Query, ANumberIsWithinItsBoundsOrRefusedWithThem) {
@@ -47,20 +32,18 @@ TEST(Query, ANumberIsWithinItsBoundsOrRefusedWithThem) {
   EXPECT_EQ(whole_number("256", "limit", 1, 256), 256u);
   for (const auto* text :
        {"", "0", "257", "-1", "+1", "1.5", " 1", "1 ", "0x10", "99999999999999999999", "x"})
-    EXPECT_EQ(message_of(text), fmt::format("limit is '{}'; it must be a whole number from 1 to 256", text));
+    EXPECT_EQ(test::message_of<Problem>([&] { whole_number(text, "limit", 1, 256); }),
+              fmt::format("limit is '{}'; it must be a whole number from 1 to 256", text));
 }
 
-TEST(Query, AParameterThatIsNotKnownIsRefused) {
+TEST(Query, AParameterThatIsNotKnownOrMissingIsRefused) {
   const Request request{.method = "GET", .path = "/v1/steps", .query = {{"since", "1"}, {"limits", "2"}}};
   const auto whole = Parameter::Type::integer;
   EXPECT_NO_THROW(check_query(request, {{"since", whole, ""}, {"limits", whole, ""}}));
   EXPECT_THROW(check_query(request, {{"since", whole, ""}, {"limit", whole, ""}}), Problem);
   EXPECT_THROW(check_query(request, {{"since", whole, ""}, {"limits", whole, "", 3, 9}}), Problem);
-}
-
-TEST(Query, OneThatIsMissingIsRefused) {
-  const Request request{.method = "POST", .path = "/v1/restart"};
-  EXPECT_THROW(check_query(request, {{"rank", Parameter::Type::integer, "", 0, 1, true}}), Problem);
+  EXPECT_THROW(check_query({.method = "POST", .path = "/v1/restart"}, {{"rank", whole, "", 0, 1, true}}),
+               Problem);
 }
 
 TEST(Body, FieldsAreCheckedAgainstWhatIsKnown) {
