@@ -66,6 +66,19 @@ TEST_F(LinkTest, TakesNoLateAnswerForThatOfTheNextQuestion) {
   EXPECT_EQ(link.take_resized(base::Deadline::in_seconds(10)).refused, "in time");
 }
 
+TEST_F(LinkTest, GivesCheckpointsOnceAndInOrder) {
+  for (const std::uint64_t step : {4u, 7u}) {
+    protocol::Saved saved;
+    saved.step = step;
+    say(saved);
+  }
+  const auto saved = link.take_saved();
+  ASSERT_EQ(saved.size(), 2u);
+  EXPECT_EQ(saved[0].step, 4u);
+  EXPECT_EQ(saved[1].step, 7u);
+  EXPECT_TRUE(link.take_saved().empty());
+}
+
 TEST_F(LinkTest, HearsWhatIsSaidAndTheEndOfTheSocket) {
   EXPECT_FALSE(link.hears_within(now()));
   say(protocol::Resized{});

@@ -67,10 +67,15 @@ class LeaseTest : public Supervised {
     }
     return lease_->state() == State::free;
   }
-  void ask_for_checkpoint(const Host& host, std::uint64_t step) {
+  void ask_for_checkpoint(const base::UniqueFd& socket, std::uint64_t lease, std::uint64_t step) {
     const auto file = [] { return base::UniqueFd(memfd_create("checkpoint", MFD_CLOEXEC)); };
-    host.ask(protocol::Save{.step = step, .model = file(), .training = file(), .description = file()});
+    protocol::send_request(
+        socket.get(),
+        protocol::Save{.step = step, .model = file(), .training = file(), .description = file()}, lease);
     run();
+  }
+  void ask_for_checkpoint(const Host& host, std::uint64_t step) {
+    ask_for_checkpoint(host.socket, host.opening.lease, step);
   }
   static protocol::Saved written(std::uint64_t step, const std::string& folder) {
     return {.step = step, .path = folder + "/step", .bytes = 1, .write_ms = 1, .error = {}, .warnings = {}};
@@ -97,7 +102,7 @@ TEST_F(LeaseTest, AHostGetsANumberOfItsOwnAndWhatItNeedsToDrive) {
   EXPECT_EQ(admit(200).opening.lease, 2u);
 }
 
-TEST_F(LeaseTest, AHostThatClosesItsSocketHasLeftWhenItsProcessHasEnded) {
+TEST_F(LeaseTest, AHostThatClosesItsSocketHasLeftWhenItsProcessHasEndedOrItGivesUpItsMappings) {
   auto host = admit(100);
   host.socket.reset();
   EXPECT_FALSE(becomes_free()) << "it still maps the session";
@@ -105,23 +110,19 @@ TEST_F(LeaseTest, AHostThatClosesItsSocketHasLeftWhenItsProcessHasEnded) {
   host.process.end();
   EXPECT_TRUE(becomes_free());
   EXPECT_EQ(freed_, 1);
-}
 
-TEST_F(LeaseTest, AHostThatIsLeavingAndAsksAgainHasGivenUpItsMappings) {
-  auto host = admit(100);
+  host = admit(100);
   host.socket.reset();
   run();
   lease_->returns(200);
   EXPECT_EQ(lease_->state(), State::leaving) << "that was another process";
   lease_->returns(100);
   EXPECT_EQ(lease_->state(), State::free);
-}
 
-TEST_F(LeaseTest, AHostThatNeverHeardOfItsLeaseGivesItBack) {
-  const auto host = admit(100);
+  host = admit(100);
   lease_->take_back(7);
   EXPECT_EQ(lease_->state(), State::driven);
-  lease_->take_back(host.opening.lease);
+  lease_->take_back(host.opening.lease);  // It never heard of it.
   EXPECT_EQ(lease_->state(), State::free);
 }
 
@@ -183,7 +184,7 @@ TEST_F(LeaseTest, WhatAHostLeavesHalfWrittenIsToldUntilAWriteIsWhole) {
   EXPECT_EQ(control().half_written.load(), 0u);
 }
 
-TEST_F(LeaseTest, TheOutcomeOfACheckpointIsForTheHostThatAskedForIt) {
+TEST_F(LeaseTest, TheOutcomeOfACheckpointIsForTheHostOrTheServiceThatAskedForIt) {
   const auto first = admit(100);
   ask_for_checkpoint(first, 5);
   first.ask(protocol::Leave{});
@@ -203,6 +204,15 @@ TEST_F(LeaseTest, TheOutcomeOfACheckpointIsForTheHostThatAskedForIt) {
   EXPECT_EQ(lease_->saved_step(), 5u) << "the other one is not in checkpoint.directory";
   EXPECT_EQ(std::get<protocol::Saved>(protocol::next_notice(second.socket.get()).value()).step, 6u);
   EXPECT_FALSE(lease_->is_saving());
+
+  const auto local = drive_here();
+  ask_for_checkpoint(local.socket, local.number, 7);
+  EXPECT_EQ(lease_->saves_of_host(), 0u);
+  lease_->saved(written(7, "/checkpoints"));
+  run();
+  EXPECT_EQ(told_, (std::vector<std::uint64_t>{6}));
+  EXPECT_EQ(protocol::next_notice(second.socket.get()), std::nullopt);
+  EXPECT_EQ(std::get<protocol::Saved>(protocol::next_notice(local.socket.get()).value()).step, 7u);
 }
 
 TEST_F(LeaseTest, ACheckpointThatCannotBeBegunFailsAlone) {
@@ -236,22 +246,13 @@ TEST_F(LeaseTest, AHostAndTheServiceHearOfReplacementsWhileTheyDrive) {
 
 // ---- While a thread of the service drives ----
 
-TEST_F(LeaseTest, AHostWaitsWhileTheServiceDrives) {
-  const auto host = admit(100);
+TEST_F(LeaseTest, AHostWaitsWhileTheServiceDrivesAndTheAttemptOfTheServiceDoesNotEndWithIt) {
+  auto host = admit(100);
   auto local = drive_here();
   EXPECT_TRUE(lease_->is_driven_here());
   EXPECT_EQ(lease_->number(), host.opening.lease);
   EXPECT_EQ(control().lease.load(), local.number) << "the host would be refused";
   EXPECT_EQ(local.started.runners.size(), 2u);
-  leave(local);
-  EXPECT_EQ(over_, 1);
-  EXPECT_FALSE(lease_->is_driven_here());
-  EXPECT_EQ(control().lease.load(), host.opening.lease);
-}
-
-TEST_F(LeaseTest, TheAttemptOfTheServiceDoesNotEndWithTheHost) {
-  auto host = admit(100);
-  auto local = drive_here();
   const auto attempt = session::open_attempt(small_.session, {.participants = 3});
   host.process.end();
   ASSERT_TRUE(becomes_free());
@@ -262,6 +263,7 @@ TEST_F(LeaseTest, TheAttemptOfTheServiceDoesNotEndWithTheHost) {
   EXPECT_EQ(control().lease.load(), local.number);
   leave(local);
   EXPECT_EQ(over_, 1);
+  EXPECT_FALSE(lease_->is_driven_here());
   EXPECT_TRUE(small_.session.word().closed);
   EXPECT_EQ(control().lease.load(), second.opening.lease);
   EXPECT_EQ(lease_->state(), State::driven);
@@ -279,22 +281,6 @@ TEST_F(LeaseTest, TheServiceIsOverWhenItsCommittedAttemptIsReduced) {
   EXPECT_EQ(over_, 1);
   EXPECT_EQ(control().lease.load(), 0u);
   EXPECT_EQ(lease_->steps(), 1u);
-}
-
-TEST_F(LeaseTest, TheOutcomeOfACheckpointOfTheServiceIsNotTheHosts) {
-  const auto host = admit(100);
-  const auto local = drive_here();
-  const auto file = [] { return base::UniqueFd(memfd_create("checkpoint", MFD_CLOEXEC)); };
-  protocol::send_request(
-      local.socket.get(),
-      protocol::Save{.step = 5, .model = file(), .training = file(), .description = file()}, local.number);
-  run();
-  EXPECT_EQ(lease_->saves_of_host(), 0u);
-  lease_->saved(written(5, "/checkpoints"));
-  run();
-  EXPECT_TRUE(told_.empty());
-  EXPECT_EQ(protocol::next_notice(host.socket.get()), std::nullopt);
-  EXPECT_EQ(std::get<protocol::Saved>(protocol::next_notice(local.socket.get()).value()).step, 5u);
 }
 
 }  // namespace

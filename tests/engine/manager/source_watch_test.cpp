@@ -43,11 +43,8 @@ TEST_F(SourceWatchTest, SaysItOnceOfEachWait) {
   EXPECT_TRUE(after(5, begin_ns + 700 * watched_second_ns)) << "another read";
 }
 
-TEST_F(SourceWatchTest, SaysNothingOfASourceThatDoesNotRead) {
+TEST_F(SourceWatchTest, SaysNothingWhereNoRankWaitsOrNothingIsRead) {
   EXPECT_EQ(watch_.look(std::nullopt, begin_ns + 60 * watched_second_ns), std::nullopt);
-}
-
-TEST_F(SourceWatchTest, SaysNothingWhereNoRankWaits) {
   session_.record(1).phase.store(session::Phase::backward);
   EXPECT_EQ(after(60), std::nullopt);
   session_.record(1).phase.store(session::Phase::data);

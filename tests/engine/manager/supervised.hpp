@@ -228,6 +228,7 @@ class Supervised : public testing::Test {
   const session::Incident& last_incident() const {
     return std::as_const(small_.session).incident(incidents());
   }
+  std::string last_loss() const { return session::text_of(last_incident().what); }
   std::string given_up_why() const { return session::text_of(control().given_up_why); }
 
   std::int64_t now_ns_ = ns(1000);

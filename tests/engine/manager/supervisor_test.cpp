@@ -39,9 +39,7 @@ TEST_F(SupervisorTest, StartsOneRunnerAfterTheOther) {
 
 TEST_F(SupervisorTest, AFirstRunnerThatIsNotReadyInTimeFailsTheStart) {
   make();
-  server().take_request();
-  server().fork(0);
-  run();
+  ASSERT_THAT(fork_all(), ElementsAre(0));
   small_.session.record(0).phase.store(session::Phase::init);
   after(59.9);
   EXPECT_THAT(
@@ -66,14 +64,12 @@ TEST_F(SupervisorTest, AForkServerThatEndsFailsTheStart) {
 TEST_F(SupervisorTest, AReplacementThatIsNotReadyInTimeIsEndedAndTriedAgain) {
   start_team();
   end(1);
-  ASSERT_EQ(server().take_request(), 1);
-  server().fork(1);
-  run();
+  ASSERT_THAT(fork_all(), ElementsAre(1));
   after(61);
   EXPECT_EQ(incidents(), 1u) << "it was killed, but has not ended";
   end(1);
   EXPECT_EQ(incidents(), 2u);
-  EXPECT_THAT(session::text_of(last_incident().what), HasSubstr("not ready within start_timeout (60 s)"));
+  EXPECT_THAT(last_loss(), HasSubstr("not ready within start_timeout (60 s)"));
   after(config_.runners.restart_backoff);
   expect_start(1);
   EXPECT_EQ(state(1), RunnerState::ready);
@@ -97,8 +93,8 @@ TEST_F(SupervisorTest, ARunnerThatSaysWhatNoRunnerSaysIsLostAndTheOthersGoOn) {
       EXPECT_EQ(state(1), RunnerState::starting) << "it was killed, but has not ended";
       end(1);
       EXPECT_EQ(incidents(), before + 2);
-      EXPECT_THAT(session::text_of(last_incident().what), HasSubstr("runner 1 is not understood"));
-      EXPECT_THAT(session::text_of(last_incident().what), HasSubstr(why));
+      EXPECT_THAT(last_loss(), HasSubstr("runner 1 is not understood"));
+      EXPECT_THAT(last_loss(), HasSubstr(why));
       after(config_.runners.restart_backoff * 100);
       expect_start(1);
       EXPECT_EQ(state(1), RunnerState::ready);
@@ -151,7 +147,7 @@ class DeviceStartTest : public Supervised {
     EXPECT_TRUE(server().may_build(2));
     after(seconds);
     end(2);
-    return session::text_of(last_incident().what);
+    return last_loss();
   }
 };
 
@@ -237,8 +233,7 @@ TEST_F(DeviceStartTest, AReplacementWaitsForNoneThatOpensItsDeviceAndOneThatDoes
   EXPECT_EQ(state(2), RunnerState::ready);
   after(61);
   end(0);
-  EXPECT_THAT(session::text_of(last_incident().what),
-              HasSubstr("runner 0 was not ready within start_timeout (60 s)"));
+  EXPECT_THAT(last_loss(), HasSubstr("runner 0 was not ready within start_timeout (60 s)"));
   after(timing::longest_backoff_s);
   EXPECT_THAT(fork_all(), ElementsAre(0));
   say(0, "opened");
@@ -369,8 +364,7 @@ TEST_F(SupervisorTest, ARunnerThatCannotBeForkedIsALoss) {
     ASSERT_EQ(server().take_request(), 1);
     server().refuse(1, EMFILE);
     run();
-    EXPECT_THAT(session::text_of(last_incident().what),
-                AllOf(HasSubstr("it could not be started"), HasSubstr("Too many open files")));
+    EXPECT_THAT(last_loss(), AllOf(HasSubstr("it could not be started"), HasSubstr("Too many open files")));
   }
   EXPECT_EQ(incidents(), 3u);
   EXPECT_THAT(given_up_why(), HasSubstr("2 restarts within 600 s (runners.restarts_per_window)"));
@@ -408,7 +402,7 @@ TEST_F(SupervisorTest, ARunnerThatIsLostWithAnotherIsReplacedAndDoesNotCount) {
   end(1);
   session::refuse_attempt({small_.session, 0}, attempt, session::Reason::lost_with_another, "its device");
   end(0, W_EXITCODE(1, 0));
-  EXPECT_EQ(session::text_of(last_incident().what), "its device");
+  EXPECT_EQ(last_loss(), "its device");
   EXPECT_EQ(given_up_why(), "");
   EXPECT_EQ(replacements(), 2U);
   expect_start(1);
@@ -433,21 +427,17 @@ TEST_F(SupervisorTest, WhoRunsOutOfMemoryInTheSameStepAgainIsNotTriedAThirdTime)
     end(rank, W_EXITCODE(17, 0));
     after(timing::longest_backoff_s);
     session::close_if_over(view_, attempt);
+    start_runners();
   };
   constexpr const char* too_little = "CUDA out of memory. Tried to allocate 20.00 MiB";
   lose(1, too_little);
-  start_runners();
   lose(0, too_little);  // Another rank.
-  start_runners();
   lose(1, "something else");
-  start_runners();
   lose(1, too_little);
-  start_runners();
   commit();
   finish_slices(small_.session.word().attempt);
   session::close_if_over(view_, small_.session.word().attempt);
   lose(1, too_little);  // In the next step.
-  start_runners();
   EXPECT_EQ(given_up_why(), "");
   lose(1, too_little);
   EXPECT_THAT(given_up_why(), AllOf(HasSubstr("runner 1 and its replacement have both run out of memory"),
@@ -461,8 +451,7 @@ TEST_F(SupervisorTest, ARunnerThatDoesNotFinishACommittedAttemptIsKilledAndIfItD
   watch(10);
   end(0);
   EXPECT_EQ(incidents(), 1u);
-  EXPECT_THAT(session::text_of(last_incident().what),
-              HasSubstr("does not finish its part of a committed step"));
+  EXPECT_THAT(last_loss(), HasSubstr("does not finish its part of a committed step"));
   EXPECT_FALSE(gave_up_);
   after(timing::sits_in_kernel_s);
   EXPECT_TRUE(gave_up_);

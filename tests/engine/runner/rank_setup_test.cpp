@@ -4,11 +4,6 @@
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
-#include <algorithm>
-
-#include "base/ipc/cores.hpp"
-#include "engine/session/layout.hpp"
-
 namespace accelmgr::runner {
 namespace {
 
@@ -48,17 +43,6 @@ TEST(RankSetup, MakesCublasDeterministicWhereThatIsWanted) {
   set_environment_of_rank(config, 0);
   EXPECT_STREQ(getenv(name), ":16:8") << "the user's stays";
   unsetenv(name);
-}
-
-TEST(RankSetup, ReducesWithItsShareOfTheMachineHoweverManyThreadsTheModelHas) {
-  Config config;
-  config.nprocs = 1;
-  config.runners.threads = 1;  // As in a fork, where OpenMP has no other thread.
-  constexpr std::uint64_t large = std::uint64_t{64} << 20, small = std::uint64_t{1} << 20;
-  EXPECT_EQ(streaming_threads(config, large), std::min(ipc::allowed_cores(), session::max_parts));
-  EXPECT_EQ(streaming_threads(config, small), 1);
-  config.nprocs = ipc::allowed_cores();
-  EXPECT_EQ(streaming_threads(config, large), 1);
 }
 
 }  // namespace

@@ -228,15 +228,10 @@ TEST_F(HttpServerTest, WhatIsNoHttpIsRefused) {
   }
 }
 
-TEST_F(HttpServerTest, AClientThatSendsNothingLosesItsConnection) {
-  serve({.between_s = 0.05});
-  const auto silent = raw();
-  EXPECT_EQ(read_all(silent.get()), "");
-}
-
 // A byte now and then does not make the time longer.
-TEST_F(HttpServerTest, AClientThatSendsSlowlyLosesItsConnection) {
-  serve({.request_s = 0.2});
+TEST_F(HttpServerTest, AClientThatSendsNothingOrSlowlyLosesItsConnection) {
+  serve({.request_s = 0.2, .between_s = 0.05});
+  EXPECT_EQ(read_all(raw().get()), "");
   for (const auto* begin : {"GET / HTTP/1.1\r\nX: ", "POST / HTTP/1.1\r\nContent-Length: 10000\r\n\r\n"}) {
     const auto slow = raw();
     write(slow.get(), begin);

@@ -13,25 +13,22 @@ namespace {
 void release(Session& s, std::uint64_t batches) { s.counters(s.word().index).batches[0] = batches; }
 bool never() { return false; }
 
-/// The queue of one rank, which has two slots.
+/// The queue of one rank, which has three slots.
 class BatchQueueTest : public testing::Test {
  protected:
   void publish(std::uint64_t elements) {
-    queue.claim();
+    ASSERT_NE(queue.claim(), nullptr);
     queue.publish(elements);
   }
 
-  SmallSession small = small_session(1, {1}, 2);
+  SmallSession small = small_session(1, {1}, 3);
   Session& s = small.session;
   BatchQueueWriter queue{s, 0};
   BatchQueue::Filled filled{};
 };
 
 TEST_F(BatchQueueTest, IsBoundedUntilCommittedStepsReleaseSlots) {
-  for (int i = 0; i < 2; ++i) {
-    ASSERT_NE(queue.claim(), nullptr);
-    queue.publish(4);
-  }
+  for (int i = 0; i < 3; ++i) publish(4);
   EXPECT_EQ(queue.claim(), nullptr);
   release(s, 1);
   EXPECT_NE(queue.claim(), nullptr);
@@ -74,13 +71,8 @@ TEST_F(BatchQueueTest, ABatchKnowsWhatWasLeftOutBeforeIt) {
   EXPECT_EQ(queue.left_out(0), 0u) << "it was taken back";
 }
 
-TEST(BatchQueue, RewindingTakesBackWhatIsNotReleased) {
-  auto [manifest, s] = small_session(1, {1}, 3);
-  BatchQueueWriter queue(s, 0);
-  for (int i = 0; i < 2; ++i) {
-    queue.claim();
-    queue.publish(4);
-  }
+TEST_F(BatchQueueTest, RewindingTakesBackWhatIsNotReleased) {
+  for (int i = 0; i < 2; ++i) publish(4);
   queue.claim();
   queue.fill(3);
   queue.finish("file went away");
@@ -88,10 +80,8 @@ TEST(BatchQueue, RewindingTakesBackWhatIsNotReleased) {
   queue.rewind();
   EXPECT_EQ(queue.published(), 1u);
   EXPECT_EQ(queue.filling(), 0u);
-  BatchQueue::Filled filled{};
   EXPECT_EQ(queue.look(1, filled), BatchQueue::State::empty);
-  queue.claim();
-  queue.publish(5);
+  publish(5);
   queue.finish();
   ASSERT_EQ(queue.look(1, filled), BatchQueue::State::filled);
   EXPECT_EQ(filled.elements, 5u);
@@ -111,24 +101,22 @@ TEST_F(BatchQueueTest, EndsAfterTheLastBatchAndAReopenedQueueKeepsItsBatches) {
   EXPECT_EQ(queue.wait(1, filled, 0, never), BatchQueue::State::ended);
 }
 
-TEST(BatchQueue, EveryBatchArrivesOnceAndInOrderBetweenThreads) {
-  auto [manifest, s] = small_session(1, {1}, 3);
-  BatchQueueWriter producer(s, 0), consumer(s, 0);
+TEST_F(BatchQueueTest, EveryBatchArrivesOnceAndInOrderBetweenThreads) {
+  BatchQueueWriter consumer(s, 0);
   constexpr std::uint64_t batches = 5000, most = 64;
   std::atomic<std::uint64_t> consumed{0};
-  std::jthread thread([&, &s = s] {
+  std::jthread thread([&] {
     for (std::uint64_t b = 0; b < batches; ++b) {
       while (b - consumed.load() >= 3) std::this_thread::yield();
       // The producer's own thread releases the slots of a commit, so the state copy has one writer here.
       release(s, consumed.load());
-      auto* slot = producer.claim();
+      auto* slot = queue.claim();
       std::memcpy(slot, &b, sizeof b);
-      producer.publish(b % most + 1);
+      queue.publish(b % most + 1);
     }
-    producer.finish();
+    queue.finish();
   });
   for (std::uint64_t b = 0; b < batches; ++b) {
-    BatchQueue::Filled filled{};
     ASSERT_EQ(consumer.wait(b, filled, b % 2 ? 50 : 0, never), BatchQueue::State::filled);
     std::uint64_t value = 0;
     std::memcpy(&value, filled.slot, sizeof value);

@@ -7,7 +7,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <ostream>
 #include <string>
 
 #include "by_instruction.hpp"
@@ -15,12 +14,6 @@
 #include "small_step.hpp"
 
 namespace accelmgr::session {
-
-void PrintTo(const Death& death, std::ostream* out) {
-  *out << "rank " << death.rank << " of " << death.ranks
-       << (death.accumulate ? ", accumulating" : ", overwriting") << (death.is_mixed ? ", mixed dtypes" : "")
-       << (death.updates ? ", updating" : "");
-}
 
 namespace {
 

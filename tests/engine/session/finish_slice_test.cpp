@@ -42,6 +42,17 @@ thread_local int allocations = 0;
 namespace accelmgr::session {
 namespace {
 
+/// Ends this process at the fault point that is reached as the one with this number, on any thread.
+std::atomic<int> points_left{0};
+base::FaultEffect count_down(base::FaultPhase) {
+  if (points_left.fetch_sub(1) == 1) {
+    kill(getpid(), SIGKILL);
+    for (;;) pause();
+  }
+  std::this_thread::yield();  // To another one that is at a fault point, most times.
+  return base::FaultEffect::none;
+}
+
 /// A committed attempt, whose master has no two chunks with the same values.
 class Step {
  public:
@@ -72,11 +83,11 @@ class Step {
     commit();
   }
 
-  /// Another process finishes all slices; some were left in the middle by their dead runners.
+  /// This process finishes all slices; some were left in the middle by their dead runners.
   void finish() {
     for (int rank = 0; rank < ranks_; ++rank) {
       if ((participants_ >> rank & 1) == 0) continue;
-      if (accumulate_ && random_() % 2 == 0) die_in_the_middle(rank);
+      if (random_() % 2 == 0) die(rank, 1 + int(random_() % 3), 1 + int(random_() % 40));
       counts = true;
       finish(rank);
       counts = false;
@@ -86,6 +97,23 @@ class Step {
 
   void finish(int rank, base::Helpers* helpers = nullptr) {
     reduction_.finish_slice(rank, attempt_, helpers);
+  }
+
+  /// A process that finishes a slice is killed at the fault point that is reached as the one with this
+  /// number, on any of its threads, or at its end.
+  void die(int rank, int threads, int point) {
+    const auto runner = fork();
+    if (runner == 0) {
+      base::Helpers helpers(threads);
+      static constexpr base::FaultHandler handler{.arm = nullptr, .reach = count_down};
+      points_left = point;
+      base::fault_handler = &handler;
+      finish(rank, &helpers);
+      kill(getpid(), SIGKILL);
+    }
+    int status = 0;
+    ASSERT_EQ(waitpid(runner, &status, 0), runner);
+    ASSERT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
   }
 
   void check() {
@@ -210,23 +238,6 @@ class Step {
     return master;
   }
 
-  /// What a runner leaves that was killed while it reduced a random chunk of its slice.
-  void die_in_the_middle(int rank) {
-    const auto chunks = chunks_of(session_, manifest_);
-    const auto part = slice_of_rank(rank, participants_, chunks.size());
-    if (part.begin == part.end) return;
-    std::vector<std::byte> reduced(session_.header().bytes.gradient_room);
-    put_numbers(reduced.data(), manifest_, expected());
-    auto* master = session_.gradients();
-    const auto dies_in = part.begin + random_() % (part.end - part.begin);
-    for (auto i = part.begin; i < dies_in; ++i)
-      std::copy_n(&reduced[chunks[i].first], chunks[i].count(), master + chunks[i].first);
-    const auto& chunk = chunks[dies_in];
-    std::copy_n(master + chunk.first, chunk.count(), session_.undo(rank));
-    std::copy_n(&reduced[chunk.first], chunk.count() / 2, master + chunk.first);
-    session_.record(rank).cursor.store(encode(Cursor{attempt_, dies_in - part.begin, true}));
-  }
-
   std::mt19937_64 random_;
   int ranks_;
   Manifest manifest_;
@@ -250,17 +261,6 @@ TEST(FinishSlice, AddsWhatRanksHaveAndEachShardOfItsHolderAndAllocatesNoMemory) 
   }
 }
 
-/// Ends this process at the fault point that is reached as the one with this number, on any thread.
-std::atomic<int> points_left{0};
-base::FaultEffect count_down(base::FaultPhase) {
-  if (points_left.fetch_sub(1) == 1) {
-    kill(getpid(), SIGKILL);
-    for (;;) pause();
-  }
-  std::this_thread::yield();  // To another one that is at a fault point, most times.
-  return base::FaultEffect::none;
-}
-
 // The slices of both ranks have several parts. The runner of one is killed on any of its threads, and another
 // process finishes its slice.
 TEST(FinishSlice, OfSeveralPartsGoesOnWhereverItsThreadsWereKilled) {
@@ -270,18 +270,7 @@ TEST(FinishSlice, OfSeveralPartsGoesOnWhereverItsThreadsWereKilled) {
     const int dies_at = 1 + int(random() % (accumulate ? 12000 : 30));
     SCOPED_TRACE(fmt::format("accumulate {}, dies at fault point {}", accumulate, dies_at));
     Step step(mixed_session(2, {900'000, 3, 1'300'000, 1024}), accumulate);
-    const auto runner = fork();
-    if (runner == 0) {
-      base::Helpers helpers(4);
-      static constexpr base::FaultHandler handler{.arm = nullptr, .reach = count_down};
-      points_left = dies_at;
-      base::fault_handler = &handler;
-      step.finish(1, &helpers);
-      kill(getpid(), SIGKILL);
-    }
-    int status = 0;
-    ASSERT_EQ(waitpid(runner, &status, 0), runner);
-    ASSERT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+    step.die(1, 4, dies_at);
     base::Helpers helpers(1 + round % 3);
     for (const int rank : {1, 0}) step.finish(rank, &helpers);
     step.check();

@@ -34,10 +34,6 @@ inline Numbers numbers_in(std::byte* gradients, const Manifest& manifest) {
   for (const auto& t : manifest.tensors) numbers.push_back(in_master(gradients, t).numbers());
   return numbers;
 }
-inline void put_numbers(std::byte* gradients, const Manifest& manifest, const Numbers& numbers) {
-  for (std::size_t t = 0; t < numbers.size(); ++t)
-    in_master(gradients, manifest.tensors[t]).change([&](double, std::uint64_t i) { return numbers[t][i]; });
-}
 
 /// One element. `slabs` has what the participants have, in order of rank.
 inline double reduced(ElementTypes types, std::span<const double> slabs, double scale, bool accumulate,
@@ -51,20 +47,6 @@ inline double reduced(ElementTypes types, std::span<const double> slabs, double 
   for (const auto slab : slabs.subspan(1)) sum = in(types.slab, sum + slab);
   sum = in(types.master, sum * in(types.master, scale));
   return rounded(types.master, accumulate ? before + sum : sum);
-}
-
-/// The chunks of a reduction, in their order: bytes of the gradients.
-inline std::vector<Bytes> chunks_of(const Session& s, const Manifest& manifest) {
-  std::vector<Bytes> pieces{{0, s.header().bytes.gradients}};
-  for (std::size_t i = 0; i < manifest.tensors.size(); ++i)
-    if (const auto& t = manifest.tensors[i]; t.group == Group::frozen && has_gradient(s, manifest, i))
-      pieces.push_back({t.gradient, t.gradient + elements_with_gap(t) * bytes_of(t.types.master)});
-  std::ranges::sort(pieces, {}, &Bytes::first);
-  std::vector<Bytes> chunks;
-  for (const auto& [first, end] : pieces)
-    for (auto at = first; at < end; at += chunk_bytes)
-      chunks.push_back({at, std::min(at + chunk_bytes, end)});
-  return chunks;
 }
 
 /// As a host does it.

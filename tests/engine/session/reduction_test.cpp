@@ -112,14 +112,6 @@ class ReductionTest : public testing::TestWithParam<std::tuple<int, Model>> {
   Reduction reduction_;
 };
 
-TEST_P(ReductionTest, FinishingAFinishedSliceChangesNothing) {
-  const auto attempt = commit(request(true));
-  reduction_.finish_slice(0, attempt);
-  const auto before = master();
-  reduction_.finish_slice(0, attempt);
-  EXPECT_EQ(master(), before);
-}
-
 TEST_P(ReductionTest, ClosingPublishesCountersAndBuffers) {
   auto means = request();
   means.mean_buffers = 1;
@@ -283,18 +275,6 @@ TEST(Mean, IsOverTheMicroBatchesOrSamplesOfTheParticipantsAlone) {
               c.scale)
         << c.samples << " samples";
   }
-}
-
-TEST(Mean, SlicesCoverEveryChunkOnce) {
-  for (std::uint64_t chunks : {0u, 1u, 2u, 7u, 100u})
-    for (int n : {1, 2, 3, 24}) {
-      std::uint64_t at = 0;
-      for (int p = 0; p < n; ++p) {
-        EXPECT_EQ(even_range(chunks, p, n).begin, at);
-        at = even_range(chunks, p, n).end;
-      }
-      EXPECT_EQ(at, chunks);
-    }
 }
 
 }  // namespace

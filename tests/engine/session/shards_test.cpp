@@ -111,27 +111,5 @@ TEST(ShardPlan, PlacesParametersWithTheDtypesOfRunners) {
   EXPECT_EQ(plan.buckets()[0], (Bytes{0, 512}));
 }
 
-constexpr std::uint64_t mib = std::uint64_t{1} << 20;
-
-/// The sizes of tensors, in the buckets into which they are cut.
-std::vector<std::vector<std::uint64_t>> cut(const std::vector<std::uint64_t>& sizes) {
-  std::vector<std::vector<std::uint64_t>> buckets;
-  BucketRule rule;
-  for (const auto bytes : sizes) {
-    if (rule.begins(bytes)) buckets.emplace_back();
-    buckets.back().push_back(bytes);
-  }
-  return buckets;
-}
-
-TEST(BucketRule, BeginsSmallAndGoesOnLargeAndEndsABucketWithTheTensorThatFillsIt) {
-  using Buckets = std::vector<std::vector<std::uint64_t>>;
-  EXPECT_EQ(cut({mib / 2, mib / 2, 10 * mib, 15 * mib, mib}),
-            (Buckets{{mib / 2, mib / 2}, {10 * mib, 15 * mib}, {mib}}));
-  EXPECT_EQ(cut({1, 100 * mib, 1, 24 * mib, 2 * mib, 1}),
-            (Buckets{{1, 100 * mib}, {1, 24 * mib, 2 * mib}, {1}}));
-  EXPECT_EQ(cut({0, 3 * mib, 0, 30 * mib, 7 * mib, 0}), (Buckets{{0, 3 * mib}, {0, 30 * mib}, {7 * mib, 0}}));
-}
-
 }  // namespace
 }  // namespace accelmgr::session

@@ -69,20 +69,6 @@ struct Spans {
 
 TEST(SpansOfARing, AreTheLastOnes) { expect_the_last_ones<Spans>(); }
 
-TEST(SpansOfARing, EachThreadHasARingOfItsOwn) {
-  auto [manifest, session] = small_session(3, {10});
-  append(HostView(session).spans(), 1);
-  append(SupervisorView(session).spans(), 2);
-  append(LoaderView(session).spans(), 3);
-  append(CheckpointView(session).spans(), 4);
-  for (int rank = 0; rank < 3; ++rank)
-    append(RunnerView(session, rank).spans(), 5 + static_cast<std::uint64_t>(rank));
-  const std::uint64_t expected[] = {5, 6, 7, 1, 2, 3, 4};
-  ASSERT_EQ(span_rings(session.ranks()), std::size(expected));
-  for (std::size_t ring = 0; ring < std::size(expected); ++ring)
-    EXPECT_EQ(recorded_spans(session.span_ring(ring)), expected[ring]) << "ring " << ring;
-}
-
 TEST(SpansOfARing, OfOneActivityAfterTheOtherTouch) {
   auto [manifest, session] = small_session(1, {10});
   auto& ring = ring_of(session);
@@ -102,24 +88,6 @@ TEST(SpansOfARing, OfOneActivityAfterTheOtherTouch) {
     const auto span = *span_numbered(ring, number);
     EXPECT_EQ(std::memcmp(&span, &expected[number - 1], sizeof span), 0) << "span " << number;
   }
-}
-
-TEST(SpansOfARing, AScopeIsASpanAroundThoseWithinIt) {
-  auto [manifest, session] = small_session(1, {10});
-  auto& ring = ring_of(session);
-  const SpanWriter writer(ring);
-  {
-    SpanScope outer(writer, Activity::step, 7);
-    outer.set_attempt(9);
-    const SpanScope inner(writer, Activity::assemble, 7);
-  }
-  const auto inner = *span_numbered(ring, 1), outer = *span_numbered(ring, 2);
-  EXPECT_EQ(inner.activity, Activity::assemble);
-  EXPECT_EQ(outer.activity, Activity::step);
-  EXPECT_EQ(outer.attempt, 9u);
-  EXPECT_LE(outer.begin_ns, inner.begin_ns);
-  EXPECT_LE(inner.begin_ns, inner.end_ns);
-  EXPECT_LE(inner.end_ns, outer.end_ns);
 }
 
 TEST(SpansOfARing, AnotherThreadReadsWhatWasWrittenOrNothing) {
