@@ -19,14 +19,6 @@ RunnersConfig restarting() {
   return config;
 }
 
-TEST(RestartPolicy, FailReplacesNobody) {
-  RunnersConfig config;
-  config.on_loss = LossPolicy::fail;
-  RestartPolicy policy(config);
-  EXPECT_EQ(policy.runner_lost(0, 1, "").kind, Kind::give_up);
-  EXPECT_EQ(policy.fork_server_lost(0).kind, Kind::give_up);
-}
-
 TEST(RestartPolicy, TheWholeRunHasALimitToo) {
   auto config = restarting();
   config.restarts_per_window = 0;  // No limit within a window.

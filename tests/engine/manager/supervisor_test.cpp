@@ -37,24 +37,6 @@ TEST_F(SupervisorTest, StartsOneRunnerAfterTheOther) {
   EXPECT_EQ(supervisor_->started().runners.size(), 2u);
 }
 
-TEST_F(SupervisorTest, AFirstRunnerThatIsNotReadyInTimeFailsTheStart) {
-  make();
-  ASSERT_THAT(fork_all(), ElementsAre(0));
-  small_.session.record(0).phase.store(session::Phase::init);
-  after(59.9);
-  EXPECT_THAT(
-      message_of<RunnerError>([&] { after(0.2); }),
-      AllOf(HasSubstr("runner 0 was not ready within start_timeout (60 s)"), HasSubstr("phase init")));
-}
-
-TEST_F(SupervisorTest, AFirstRunnerThatEndsFailsTheStart) {
-  make();
-  server().take_request();
-  server().fork(0);
-  server().end(0, SIGSEGV);
-  EXPECT_THAT(message_of<RunnerError>([&] { run(); }), HasSubstr("runner 0 killed by signal 11 (SEGV)"));
-}
-
 TEST_F(SupervisorTest, AForkServerThatEndsFailsTheStart) {
   make();
   server().die();

@@ -151,13 +151,6 @@ TEST_F(MessagesTest, WhatAHostNeedsArrives) {
   EXPECT_EQ(device(opening.session[1]), device(null()));
 }
 
-TEST_F(MessagesTest, AServiceOpensNoSessionWithoutItsMemory) {
-  send_opening(manager.get(), {.tenure = Tenure::of_service}, {});
-  EXPECT_THROW(receive_answer(host.get(), soon()), SessionError);
-  send_opening(manager.get(), {.tenure = Tenure::of_host}, {});
-  EXPECT_TRUE(std::get<Opening>(receive_answer(host.get(), soon())).session.empty()) << "the host has it";
-}
-
 // A host whose lease has ended may have sent a request before it knew.
 TEST_F(MessagesTest, ARequestUnderAnotherLeaseIsRefused) {
   send_request(host.get(), Resize{1}, 2);

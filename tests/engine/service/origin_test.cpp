@@ -31,6 +31,9 @@ TEST(Origin, APageOfAnotherSiteMayChangeNothing) {
     EXPECT_FALSE(is_refused(request_with("POST", {{"sec-fetch-site", site}}))) << site;
   EXPECT_TRUE(is_refused(
       request_with("POST", {{"sec-fetch-site", "cross-site"}, {"origin", "http://a"}, {"host", "a"}})));
+  EXPECT_TRUE(is_refused(request_with("POST", {{"sec-fetch-site", "cross-site"}}, nullptr))) << "over TCP";
+  // A link leads to the dashboard, and what is only read stays with the browser.
+  EXPECT_FALSE(is_refused(request_with("GET", {{"sec-fetch-site", "cross-site"}, {"host", "localhost"}})));
 }
 
 TEST(Origin, WithoutFetchMetadataItsOriginIsComparedWithTheHost) {
@@ -43,15 +46,6 @@ TEST(Origin, WithoutFetchMetadataItsOriginIsComparedWithTheHost) {
   EXPECT_FALSE(is_refused(request_with("POST", {{"host", "localhost:80"}})));
 }
 
-TEST(Origin, ItHoldsOverTcpToo) {
-  EXPECT_TRUE(is_refused(request_with("POST", {{"sec-fetch-site", "cross-site"}}, nullptr)));
-}
-
-// A link leads to the dashboard, and what is only read stays with the browser.
-TEST(Origin, APageOfAnotherSiteMayBeALink) {
-  EXPECT_FALSE(is_refused(request_with("GET", {{"sec-fetch-site", "cross-site"}, {"host", "localhost"}})));
-}
-
 TEST(Origin, WithoutATokenAHostIsNoNameOfTheInternet) {
   for (const auto* host :
        {"evil.example", "evil.example:8080", "localhost.evil.example", "127.0.0.1.evil.example", "localhost.",
@@ -62,10 +56,7 @@ TEST(Origin, WithoutATokenAHostIsNoNameOfTheInternet) {
                            "[::1]:80", "accelmgr", "unix", "", "run.localhost:80", "["})
     EXPECT_FALSE(is_refused(request_with("GET", {{"host", host}}))) << host;
   EXPECT_FALSE(is_refused(request_with("GET", {})));
-}
-
-// Its page does not know the token, whatever its name points to.
-TEST(Origin, OverTcpTheHostMayHaveAnyName) {
+  // Over TCP a page does not know the token, whatever its name points to.
   EXPECT_FALSE(is_refused(request_with("POST", {{"host", "gpu7.lab.example:8080"}}, nullptr)));
 }
 

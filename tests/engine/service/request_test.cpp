@@ -73,17 +73,12 @@ TEST(Body, OneOfBracketsIsRefused) {
         << body.substr(0, 10);
 }
 
-TEST(Peer, IsTheOtherProcess) {
-  const auto [ours, theirs] = ipc::socket_pair();
-  const auto peer = peer_of(ours.get());
-  EXPECT_EQ(peer.pid, getpid());
-  EXPECT_EQ(peer.uid, geteuid());
-  EXPECT_TRUE(may_use(peer, ours.get(), {}));
-}
-
 TEST(Peer, OfAnotherUserMayNotUseAServiceUnlessItIsOfItsGroup) {
   const auto [ours, theirs] = ipc::socket_pair();
   auto peer = peer_of(ours.get());
+  EXPECT_EQ(peer.pid, getpid());
+  EXPECT_EQ(peer.uid, geteuid());
+  EXPECT_TRUE(may_use(peer, ours.get(), {}));
   peer.uid = geteuid() + 1;
   EXPECT_FALSE(may_use(peer, ours.get(), {}));
   EXPECT_TRUE(may_use(peer, ours.get(), {.group = getegid()}));

@@ -57,9 +57,14 @@ TEST_F(SocketPathTest, OnlyThisUserMayConnectOrAGroupWhateverTheMaskSays) {
   }
 }
 
-TEST_F(SocketPathTest, GoesWithTheService) {
+TEST_F(SocketPathTest, GoesWithTheServiceAndThatOfASuccessorStays) {
   { const SocketPath socket(path, {}); }
   EXPECT_FALSE(is_there());
+  SocketPath first(path, {});
+  std::filesystem::remove(path);
+  const SocketPath second(path, {});
+  first.remove();
+  EXPECT_TRUE(is_there());
 }
 
 TEST_F(SocketPathTest, AStaleSocketIsReplaced) {
@@ -73,14 +78,6 @@ TEST_F(SocketPathTest, ALiveSocketIsNotReplaced) {
   const SocketPath socket(path, {});
   EXPECT_THAT(why_not(), HasSubstr(fmt::format("another service listens there (process {})", getpid())));
   EXPECT_NO_THROW(client::ServiceSocket::connect(path, base::Deadline::in_seconds(10)));
-}
-
-TEST_F(SocketPathTest, TheSocketOfASuccessorStays) {
-  SocketPath first(path, {});
-  std::filesystem::remove(path);
-  const SocketPath second(path, {});
-  first.remove();
-  EXPECT_TRUE(is_there());
 }
 
 TEST_F(SocketPathTest, OfServicesThatBeginAtOnceOneListens) {

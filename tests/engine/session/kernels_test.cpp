@@ -239,8 +239,6 @@ TEST_P(KernelsTest, WritesNonTemporallyToAddressesThatCannotBeAligned) {
   }
 }
 
-bool same(double a, double b) { return a == b || (std::isnan(a) && std::isnan(b)); }
-
 template <class Gradient, class Slab>
 void check_capture(const Kernels& variant, ElementTypes types, Generator& random, bool wild) {
   const std::size_t count = random.count();
@@ -262,9 +260,9 @@ void check_capture(const Kernels& variant, ElementTypes types, Generator& random
     const double told =
         add ? variant.capture_add(slab.data(), gradient.data(), count, types)
             : variant.capture_copy(slab.data(), gradient.data(), count, types, non_temporal_from);
-    EXPECT_TRUE(same(told, largest)) << told << " is not " << largest;
+    EXPECT_TRUE(is_same(told, largest)) << told << " is not " << largest;
     ASSERT_EQ(first_difference(slab.data(), expected.data(), count, types.slab), count);
-    ASSERT_TRUE(same(variant.largest(slab.data(), count, types.slab), largest)) << largest;
+    ASSERT_TRUE(is_same(variant.largest(slab.data(), count, types.slab), largest)) << largest;
     ASSERT_TRUE(slab.surroundings_untouched());
     ASSERT_TRUE(gradient.surroundings_untouched());
   };

@@ -28,11 +28,6 @@ Span made(std::uint64_t number) {
           .activity = static_cast<Activity>(1 + number % 19)};
 }
 
-void append(SpanRing& ring, std::uint64_t count) {
-  const SpanWriter writer(ring);
-  for (; count > 0; --count) writer.record(made(recorded_spans(ring) + 1));
-}
-
 SpanRing& ring_of(Session& session) { return RunnerView(session, 0).spans(); }
 
 struct Spans {
@@ -42,7 +37,10 @@ struct Spans {
     Span span;
   };
 
-  static void append(Session& session, std::uint64_t count) { session::append(ring_of(session), count); }
+  static void append(Session& session, std::uint64_t count) {
+    const SpanWriter writer(ring_of(session));
+    for (; count > 0; --count) writer.record(made(recorded(session) + 1));
+  }
   static std::uint64_t recorded(Session& session) { return recorded_spans(ring_of(session)); }
   static std::uint64_t first(std::uint64_t recorded) { return first_span(recorded); }
   static std::optional<Span> numbered(Session& session, std::uint64_t number) {
