@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <random>
 
+#include "session_support.hpp"
+
 namespace accelmgr::session {
 namespace {
 
