@@ -21,6 +21,8 @@ from hypothesis import strategies as st
 from loops import Compute
 from torch import nn
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 BATCH = 4
 STEPS = 6
 
@@ -135,6 +137,21 @@ def two_optimizers(model: Net, compute: Compute) -> None:
         (first if step % 2 else second).zero_grad()
 
 
+def kernels_take_turns(model: Net, compute: Compute) -> None:
+    """Those of torch for one tensor, for lists of tensors, and for whole updates; in groups."""
+    groups = [{"params": model.body.parameters(), "lr": 0.02}, {"params": model.heads.parameters(), "lr": 0.0}]
+    optimizers = [
+        torch.optim.AdamW(model.parameters(), foreach=True),
+        torch.optim.AdamW(model.parameters(), fused=True),
+        torch.optim.Adam(groups, amsgrad=True, weight_decay=0.1),
+        torch.optim.RMSprop(model.parameters()),
+    ]
+    for optimizer in optimizers * 2:
+        optimizer.zero_grad()
+        compute()
+        optimizer.step()
+
+
 def accumulates(model: Net, compute: Compute) -> None:
     optimizer = sgd(model)
     for step in range(STEPS):
@@ -145,39 +162,16 @@ def accumulates(model: Net, compute: Compute) -> None:
 
 
 def own_gradients(model: Net, compute: Compute) -> None:
-    """Noise, a gradient of the user's own, and one that is dropped."""
+    """Noise, a gradient of the user's own, and one that is dropped; steps add to them at times."""
     optimizer = sgd(model)
     for step in range(STEPS):
-        optimizer.zero_grad()
+        if step % 2 == 0:
+            optimizer.zero_grad()
         compute()
         parameters = list(model.parameters())
         parameters[0].grad = parameters[0].grad + 0.01 * step
         parameters[1].grad = None
         parameters[2].grad.mul_(0.5)
-        optimizer.step()
-
-
-def moving_average(model: Net, compute: Compute) -> None:
-    average = {name: value.clone() for name, value in model.state_dict().items()}
-    optimizer = sgd(model)
-    for _ in range(STEPS):
-        optimizer.zero_grad()
-        compute()
-        optimizer.step()
-        for name, parameter in model.named_parameters():
-            average[name].lerp_(parameter.detach(), 0.1)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(average[name])
-
-
-def doubles_by_default(model: Net, compute: Compute) -> None:
-    optimizer = sgd(model)
-    for step in range(STEPS):
-        torch.set_default_dtype(torch.float64 if step % 2 else torch.float32)
-        model.temperature = 1.0 + step
-        optimizer.zero_grad()
-        compute()
         optimizer.step()
 
 
@@ -214,8 +208,8 @@ def sharpness_aware(model: Net, compute: Compute) -> None:
         optimizer.step()
 
 
-def lbfgs(model: Net, compute: Compute, line_search: str | None) -> None:
-    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=4, line_search_fn=line_search)
+def lbfgs(model: Net, compute: Compute) -> None:
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=4, line_search_fn="strong_wolfe")
     for _ in range(STEPS):
         evaluations = itertools.count()
 
@@ -224,31 +218,6 @@ def lbfgs(model: Net, compute: Compute, line_search: str | None) -> None:
             return compute(repeat=next(evaluations) > 0)  # noqa: B023
 
         optimizer.step(closure)
-
-
-def lbfgs_of_fixed_steps(model: Net, compute: Compute) -> None:
-    lbfgs(model, compute, None)
-
-
-def lbfgs_with_line_search(model: Net, compute: Compute) -> None:
-    lbfgs(model, compute, "strong_wolfe")
-
-
-def backtracking(model: Net, compute: Compute) -> None:
-    """Halves a step until the loss of the batch is lower than before."""
-    parameters = list(model.parameters())
-    for _ in range(STEPS):
-        loss = compute()
-        gradients = [p.grad.clone() if p.grad is not None else torch.zeros_like(p) for p in parameters]
-        before = [parameter.detach().clone() for parameter in parameters]
-        for halvings in range(6):
-            with torch.no_grad():
-                for parameter, value, gradient in zip(parameters, before, gradients, strict=True):
-                    parameter.copy_(value - 2.0 * 0.5**halvings * gradient)
-                    parameter.grad = None
-            if compute(repeat=True) < loss:
-                break
-        model.zero_grad()
 
 
 def grows(model: Net, compute: Compute) -> None:
@@ -313,35 +282,21 @@ SCRIPTS: list[Script] = [
     two_optimizers,
     accumulates,
     own_gradients,
-    moving_average,
-    doubles_by_default,
+    kernels_take_turns,
     averages_weights,
     sharpness_aware,
-    lbfgs_of_fixed_steps,
-    lbfgs_with_line_search,
-    backtracking,
+    lbfgs,
     grows,
 ]
 
 
-@pytest.fixture(autouse=True)
-def settings_of_plain_pytorch(one_thread):
-    yield
-    torch.set_default_dtype(torch.float32)
-
-
-def compare(script: Script, start_method: str = "fork") -> None:
-    loops.compare(Net, rows(STEPS * BATCH * 4), script, BATCH, start_method)
+def compare(script: Script) -> None:
+    loops.compare(Net, rows(STEPS * BATCH * 4), script, BATCH, "fork")
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.__name__)
 def test_a_script_trains_as_with_plain_pytorch(script):
     compare(script)
-
-
-def test_the_same_in_a_fork_of_the_host():
-    compare(every_change, "fork")
-    compare(hooks_come_and_go, "fork")
 
 
 @settings(
