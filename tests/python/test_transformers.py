@@ -17,42 +17,14 @@ if not transformers.is_torch_available():
 
 import accelmgr  # noqa: E402
 
-BATCH = 2
 LENGTH = 16
 VOCABULARY = 256
 
 
-def albert() -> torch.nn.Module:
-    config = transformers.AlbertConfig(
-        vocab_size=VOCABULARY,
-        embedding_size=16,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=64,
-        max_position_embeddings=LENGTH,
-        hidden_dropout_prob=0.0,  # Runners draw different random numbers than the host.
-        attention_probs_dropout_prob=0.0,
-    )
-    model: torch.nn.Module = transformers.AlbertForMaskedLM(config)
-    return model
-
-
 def gpt2() -> torch.nn.Module:
-    config = transformers.GPT2Config(
-        vocab_size=VOCABULARY,
-        n_positions=LENGTH,
-        n_embd=32,
-        n_layer=2,
-        n_head=2,
-        bos_token_id=0,
-        eos_token_id=0,
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
-    )
-    model: torch.nn.Module = transformers.GPT2LMHeadModel(config)
-    return model
+    sizes = {"vocab_size": VOCABULARY, "n_positions": LENGTH, "n_embd": 32, "n_layer": 2, "n_head": 2}
+    dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}  # Runners draw different random numbers.
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, **dropout, bos_token_id=0, eos_token_id=0))
 
 
 def element(index: int, masked: bool) -> dict[str, torch.Tensor]:
@@ -89,18 +61,13 @@ def collate(elements: list[Any]) -> Any:
 
 def test_tying_after_the_manager_has_started_is_found() -> None:
     """tie_weights() of ALBERT moves a bias to other memory, where no runner would see what an optimizer writes."""
-    model = albert()
-    model.tie_weights()  # type: ignore[operator]  # Harmless before a manager has the model.
-    with accelmgr.Manager(
-        model,
-        Elements(True),
-        collate_fn=collate,
-        nprocs=1,
-        batch_size_per_device=BATCH,
-        step_timeout=60,
-        runners__threads=1,
-    ) as manager:
+    sizes = {"embedding_size": 16, "hidden_size": 32, "intermediate_size": 64, "max_position_embeddings": LENGTH}
+    config = transformers.AlbertConfig(vocab_size=VOCABULARY, num_hidden_layers=2, num_attention_heads=2, **sizes)
+    model = transformers.AlbertForMaskedLM(config)
+    model.tie_weights()  # Harmless before a manager has the model.
+    options = {"nprocs": 1, "batch_size_per_device": 2, "runners__threads": 1}
+    with accelmgr.Manager(model, Elements(True), collate_fn=collate, **options) as manager:
         assert manager.step().ok
-        model.tie_weights()  # type: ignore[operator]
+        model.tie_weights()
         with pytest.raises(accelmgr.ModelError, match="predictions.*bias.*tie_weights"):
             manager.step()
