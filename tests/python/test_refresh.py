@@ -16,10 +16,7 @@ from programs import run_script
 from torch import nn
 
 import accelmgr
-from accelmgr import _native
 from accelmgr._changes.record import NOTHING, PLACE, Reader, Record
-from accelmgr._host import start_method
-from accelmgr._host.watch import Watch
 
 ONE = {"nprocs": 1, "batch_size_per_device": 1}
 
@@ -29,9 +26,11 @@ class Scale:
 
     def __init__(self) -> None:
         self.by, self.history, self.names = 1.0, [1.0], {"one"}
+        self.queue, self.parts = collections.deque([1.0]), {"a": {"b": 1.0}}
 
     def __call__(self, module: nn.Module, inputs: object, output: torch.Tensor) -> torch.Tensor:
-        return output * self.by * self.history[-1] * len(self.names)
+        factor = self.by * self.history[-1] * len(self.names) * self.queue[-1] * self.parts["a"]["b"]
+        return output * factor * getattr(self, "new", 1.0)
 
 
 class Line(nn.Module):
@@ -79,6 +78,9 @@ CHANGES = {
     "attribute of a hook": lambda model, hook: setattr(hook, "by", 2.0),
     "list of a hook": lambda model, hook: hook.history.append(2.0),
     "set of a hook": lambda model, hook: hook.names.add("two"),
+    "deque of a hook": lambda model, hook: hook.queue.append(2.0),
+    "dict in a dict of a hook": lambda model, hook: hook.parts["a"].update(b=2.0),
+    "new attribute of a hook": lambda model, hook: setattr(hook, "new", 2.0),
     "attribute of a parameter": lambda model, hook: setattr(model.weight, "mask", 2.0),
     "another hook": lambda model, hook: model.inner.register_forward_hook(lambda module, inputs, output: output * 2),
     "another module": lambda model, hook: setattr(model, "inner", Doubles()),
@@ -98,7 +100,9 @@ def test_what_values_do_not_say_is_followed_by_forking_anew(change: str) -> None
     model.inner.register_forward_hook(hook)
     with accelmgr.Manager(model, Rows(), **ONE) as manager:
         before = pids(manager)
-        assert [manager.step().loss for _ in range(2)] == [1, 2]
+        assert manager.step().loss == 1
+        hook.by = float("1")  # An equal number is no change.
+        assert manager.step().loss == 2 and pids(manager) == before
         CHANGES[change](model, hook)
         assert [manager.step().loss for _ in range(2)] == [6, 8]
         assert pids(manager) != before
@@ -279,51 +283,6 @@ def test_a_dataset_that_computes_with_the_model_has_the_parameters_of_its_step(d
             with torch.no_grad():
                 policy.weight.fill_(float(number))
             assert manager.step().loss == number**2
-
-
-def test_auto_is_spawn_where_a_fork_could_not_compute(monkeypatch, caplog) -> None:
-    assert start_method.chosen("auto", "cpu") == ("fork", "")
-    assert start_method.chosen("auto", "xla") == ("spawn", "runners.device is xla")
-    monkeypatch.setattr(start_method, "_has_initialized_cuda", lambda: True)
-    assert start_method.chosen("fork", "cpu") == ("fork", ""), "it was asked for"
-    with caplog.at_level(logging.WARNING, "accelmgr"), accelmgr.Manager(Line(), Rows(), **ONE) as manager:
-        assert manager.step().loss == 1
-    assert "start_method is 'spawn', not 'fork', because this process has initialized CUDA" in caplog.text
-
-
-# Parts
-
-
-def test_a_watch_sees_each_kind_of_change_once() -> None:
-    holder = type("Holder", (), {})()
-    holder.items, holder.names, holder.queue = [1, [2]], {"a": {"b": 1}}, collections.deque([1])
-    watch = Watch(None, {"it": holder})
-    for change in (
-        lambda: holder.items[1].append(3),
-        lambda: holder.names["a"].update(b=2),
-        lambda: holder.queue.append(2),
-        lambda: setattr(holder, "new", 1),
-    ):
-        watch = Watch(None, {"it": holder})
-        assert not watch.changes().others
-        change()
-        assert watch.changes().others
-    holder.items[0] = int("1")  # Equal numbers are no change.
-    assert not Watch(None, {"it": holder}).changes().others
-
-
-def test_a_snapshot_finds_what_is_other_and_notes_it_anew() -> None:
-    owner = {"a": 1.0, "b": "x"}
-    snapshot = _native.Snapshot()
-    entry = snapshot.add_items(owner)
-    owner["a"] = float("1.0")
-    assert snapshot.changed() == []
-    owner["a"] = 2.0
-    assert snapshot.changed() == [entry] and snapshot.before(entry) == ["a", 1.0, "b", "x"]
-    snapshot.note(entry)
-    assert snapshot.changed() == []
-    del owner["b"]
-    assert snapshot.changed() == [entry]
 
 
 def test_a_record_does_not_grow_and_a_late_reader_finds_all_of_it() -> None:

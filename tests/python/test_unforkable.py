@@ -27,10 +27,12 @@ def test_a_process_that_has_initialized_cuda_is_not_forked():
     script = """if True:
         import ctypes
         from accelmgr._host import start_method
+        assert start_method.chosen("auto", "xla") == ("spawn", "runners.device is xla")
         assert start_method.chosen("auto", "cuda") == ("fork", "")
         driver = ctypes.CDLL("libcuda.so.1")
         assert start_method.chosen("auto", "cuda") == ("fork", "")
         driver.cuInit(0)
+        assert start_method.chosen("fork", "cuda") == ("fork", ""), "it was asked for"
         method, why = start_method.chosen("auto", "cuda")
         assert method == "spawn" and "has initialized CUDA" in why, (method, why)"""
     found = {"LD_LIBRARY_PATH": str(FAKE_DRIVER), "FAKE_DRIVER_GPUS": "1"}
