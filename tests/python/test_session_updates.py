@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 from interruptions import interrupted_at
-from saving import save
 from services import PROGRAM, Service
 
 import accelmgr
@@ -170,28 +169,6 @@ def test_two_optimizers_take_turns() -> None:
             check_close(states(ours), states(theirs))
 
 
-@pytest.mark.parametrize("norm", [0.0, -1.0, float("nan")])
-def test_a_norm_that_is_none_is_refused(norm: float) -> None:
-    with built_in() as manager, pytest.raises(accelmgr.UsageError, match="it must be above 0"):
-        manager.step(optimizer=torch.optim.AdamW(manager.parameters()), clip_grad_norm=norm)
-
-
-def test_a_checkpoint_has_the_state(tmp_path: pathlib.Path) -> None:
-    make = OPTIMIZERS["adamw"]
-    with built_in(checkpoint__directory=os.fspath(tmp_path)) as manager:
-        optimizer = make(manager.parameters())
-        list(manager.steps(3, optimizer=optimizer))
-        save(manager, optimizer=optimizer)
-        list(manager.steps(3, optimizer=optimizer))
-        expected = copies(manager), states(optimizer)
-    with built_in(checkpoint__directory=os.fspath(tmp_path), checkpoint__resume="latest") as manager:
-        optimizer = make(manager.parameters())
-        manager.restore(optimizer)
-        list(manager.steps(3, optimizer=optimizer))
-        for ours, theirs in zip((copies(manager), states(optimizer)), expected, strict=True):
-            assert all(map(torch.equal, ours, theirs))
-
-
 def test_a_parameter_that_the_optimizer_does_not_have_stays() -> None:
     with built_in() as manager:
         optimizer = torch.optim.AdamW(manager.parameters()[1:])
@@ -202,67 +179,50 @@ def test_a_parameter_that_the_optimizer_does_not_have_stays() -> None:
         assert manager.parameters()[0] not in optimizer.state
 
 
-@pytest.mark.parametrize(
-    "make, reason",
-    [
-        (torch.optim.Adagrad, "Adagrad"),
-        (lambda p: torch.optim.AdamW(p, amsgrad=True), "amsgrad is set"),
-        (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, dampening=0.1), "dampening is set"),
-        (lambda p: torch.optim.SGD([*p, torch.nn.Parameter(torch.zeros(3))], lr=0.1), r"shape \[3\] in group 0"),
-    ],
-    ids=["adagrad", "amsgrad", "dampening", "foreign"],
-)
-def test_other_optimizers_are_refused(make: Make, reason: str) -> None:
+def with_a_hook(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    optimizer = torch.optim.AdamW(parameters)
+    optimizer.register_step_post_hook(lambda *_: None)
+    return optimizer
+
+
+REFUSED: dict[str, Make] = {
+    "Adagrad": torch.optim.Adagrad,
+    "amsgrad is set": lambda p: torch.optim.AdamW(p, amsgrad=True),
+    "dampening is set": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, dampening=0.1),
+    r"shape \[3\] in group 0": lambda p: torch.optim.SGD([*p, torch.nn.Parameter(torch.zeros(3))], lr=0.1),
+    "it has hooks": with_a_hook,
+}
+
+
+def test_other_optimizers_and_norms_that_are_none_are_refused() -> None:
     with built_in() as manager:
         before = copies(manager)
-        with pytest.raises(accelmgr.UsageError, match=reason):
-            manager.step(optimizer=make(manager.parameters()))
+        for reason, make in REFUSED.items():
+            with pytest.raises(accelmgr.UsageError, match=reason):
+                manager.step(optimizer=make(manager.parameters()))
+        for norm in (0.0, -1.0, float("nan")):
+            with pytest.raises(accelmgr.UsageError, match="it must be above 0"):
+                manager.step(optimizer=torch.optim.AdamW(manager.parameters()), clip_grad_norm=norm)
         assert all(map(torch.equal, copies(manager), before))
         assert manager.statistics().steps == 0
 
 
-def test_hooks_are_refused() -> None:
-    with built_in() as manager:
+def test_a_parameter_that_was_frozen_at_the_start_is_named(tmp_path: pathlib.Path) -> None:
+    python = "{kind: python, factory: 'factories:%s'}"
+    text = f"nprocs: 1\nbatch_size_per_device: 2\nmodel: {python % 'frozen'}\ndata: {python % 'data'}\n"
+    with Service(tmp_path, text) as service, accelmgr.attach(service.socket, timeout=60) as manager:
         optimizer = torch.optim.AdamW(manager.parameters())
-        manager.step(optimizer=optimizer).raise_for_status()
-        optimizer.register_step_post_hook(lambda *_: None)
-        with pytest.raises(accelmgr.UsageError, match="it has hooks"):
+        with pytest.raises(accelmgr.UsageError, match="parameter 'offset', in group 0, was frozen when"):
             manager.step(optimizer=optimizer)
 
 
-def test_a_parameter_that_was_frozen_at_the_start_is_named(tmp_path: pathlib.Path) -> None:
-    python = "{kind: python, factory: 'factories:%s'}"
-    service = Service(
-        tmp_path, f"nprocs: 1\nbatch_size_per_device: 2\nmodel: {python % 'frozen'}\ndata: {python % 'data'}\n"
-    )
-    try:
-        with accelmgr.attach(service.socket, timeout=60) as manager:
-            optimizer = torch.optim.AdamW(manager.parameters())
-            with pytest.raises(accelmgr.UsageError, match="parameter 'offset', in group 0, was frozen when"):
-                manager.step(optimizer=optimizer)
-    finally:
-        service.end()
-
-
-def trained(service: Service, steps: int, *, hosts: int = 1) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """What so many steps of as many hosts make. Only the first one makes a state."""
-    for host in range(hosts):
-        with accelmgr.attach(service.socket, timeout=60) as manager:
-            optimizer = torch.optim.AdamW(manager.parameters(), lr=0.01)
-            share = steps // hosts if host < hosts - 1 else steps - manager.statistics().steps
-            for result in manager.steps(share, optimizer=optimizer, clip_grad_norm=0.05):
-                assert result.samples == 8
-            found = copies(manager), states(optimizer)
-    return found
-
-
-def check_undisturbed(folder: pathlib.Path, ours: tuple[list[torch.Tensor], list[torch.Tensor]], steps: int) -> None:
-    """ours: parameters and state, which must have the bits that so many steps of one host make."""
-    (folder / "other").mkdir()
-    with Service(folder / "other") as whole:
-        theirs = trained(whole, steps)
-    for one, other in zip(ours, theirs, strict=True):
-        assert all(map(torch.equal, one, other))
+def trained(service: Service, steps: int) -> list[torch.Tensor]:
+    """Parameters and state after so many steps. Only the first host makes a state."""
+    with accelmgr.attach(service.socket, timeout=60) as manager:
+        optimizer = torch.optim.AdamW(manager.parameters(), lr=0.01)
+        for result in manager.steps(steps - manager.statistics().steps, optimizer=optimizer, clip_grad_norm=0.05):
+            assert result.samples == 8
+        return copies(manager) + states(optimizer)
 
 
 DIES_WHILE_IT_LOADS = """
@@ -313,11 +273,6 @@ def test_a_state_that_is_older_than_the_last_step_is_not_taken(service: Service)
         assert float(optimizer.state[manager.parameters()[0]]["step"]) == 1
 
 
-def test_the_next_host_goes_on_with_the_optimizer(service: Service, tmp_path: pathlib.Path) -> None:
-    ours = trained(service, 9, hosts=3)
-    check_undisturbed(tmp_path, ours, 9)
-
-
 def accelmgr_says(service: Service, command: str, *options: str) -> str:
     words = [os.fspath(PROGRAM), command, "--socket", os.fspath(service.socket), *options]
     said = subprocess.run(words, capture_output=True, text=True, timeout=60)
@@ -328,43 +283,11 @@ def accelmgr_step(service: Service, *options: str) -> str:
     return accelmgr_says(service, "step", *options)
 
 
-def test_the_service_goes_on_without_a_host(service: Service, tmp_path: pathlib.Path) -> None:
+def test_the_service_goes_on_without_a_host_and_the_next_one_after_it(
+    service: Service, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     assert "no host has made an inner step" in accelmgr_step(service, "--update")
     trained(service, 2)
     assert accelmgr_step(service, "--update", "--count", "3").count("loss") == 3
-    ours = trained(service, 6)
-    check_undisturbed(tmp_path, ours, 6)
-
-
-HOST = """
-    import sys, torch, accelmgr
-    with accelmgr.attach(sys.argv[1]) as manager:
-        optimizer = torch.optim.AdamW(manager.parameters(), lr=0.01)
-        for result in manager.steps(optimizer=optimizer, clip_grad_norm=0.05):
-            print(result.step, flush=True)
-"""
-
-
-def test_a_host_that_is_killed_leaves_a_whole_step(service: Service, tmp_path: pathlib.Path) -> None:
-    for _ in range(3):
-        host = subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(HOST), os.fspath(service.socket)], stdout=subprocess.PIPE, text=True
-        )
-        assert host.stdout is not None
-        assert int(host.stdout.readline()) > 0
-        host.send_signal(signal.SIGKILL)
-        host.wait()
-        host.stdout.close()
-    with accelmgr.attach(service.socket, timeout=60) as manager:
-        assert manager.unfinished == ""
-        done = manager.statistics().steps
-    ours = trained(service, done + 2)
-    check_undisturbed(tmp_path, ours, done + 2)
-
-
-def test_pending_steps_of_a_service(service: Service) -> None:
-    with accelmgr.attach(service.socket) as manager:
-        optimizer = torch.optim.AdamW(manager.parameters())
-        results = manager.begin_steps(5, optimizer=optimizer).result(60)
-        assert [result.step for result in results] == [1, 2, 3, 4, 5]
-        assert float(optimizer.state[manager.parameters()[0]]["step"]) == 5
+    with Service(tmp_path_factory.mktemp("other")) as other:
+        assert all(map(torch.equal, trained(service, 6), trained(other, 6)))
