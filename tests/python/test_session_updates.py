@@ -20,15 +20,10 @@ import accelmgr
 
 Make = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
 
-BUILT_IN: dict[str, Any] = {
-    "model": "mlp",
-    "dataset": "synthetic",
-    "model__mlp": {"input_size": 16, "hidden_size": 300},
-}
 
-
-def built_in(**options: Any) -> accelmgr.Manager:
-    return accelmgr.Manager(nprocs=2, batch_size_per_device=4, runners__threads=1, **{**BUILT_IN, **options})
+def built_in(hidden_size: int = 300) -> accelmgr.Manager:
+    mlp = {"input_size": 16, "hidden_size": hidden_size}
+    return accelmgr.Manager("mlp", "synthetic", nprocs=2, batch_size_per_device=4, runners__threads=1, model__mlp=mlp)
 
 
 def halves(parameters: list[torch.nn.Parameter]) -> list[dict[str, Any]]:
@@ -131,7 +126,7 @@ def test_a_signal_handler_that_raises_loses_nothing(is_loaded: bool) -> None:
 
     def trained(place: int | None) -> tuple[str, list[torch.Tensor]]:
         where = ""
-        with built_in(model__mlp={"input_size": 16, "hidden_size": 32}) as manager:
+        with built_in(hidden_size=32) as manager:
             optimizer = make(manager.parameters())
             if is_loaded:
                 manager.step(optimizer=optimizer)
