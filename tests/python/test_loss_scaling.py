@@ -6,7 +6,6 @@ import contextlib
 import copy
 import os
 import pathlib
-import re
 import signal
 from typing import Any
 
@@ -63,22 +62,24 @@ def start(model: nn.Module, scaling: str, **options: Any) -> accelmgr.Manager:
     return accelmgr.Manager(model, ROWS, collate_fn=collate, loss_scaling=scaling, **options)
 
 
-def compare(model: Lm, result: Any, rows: list[torch.Tensor], by_tokens: bool, total: bool = True) -> None:
+def compare(model: Lm, result: Any, rows: list[torch.Tensor], by_tokens: bool, half: bool = False) -> None:
     plain = copy.deepcopy(model)
     plain.zero_grad()
     plain.marker = None
-    outputs = plain(**collate(rows))
+    with torch.autocast("cpu", torch.float16, enabled=half):
+        outputs = plain(**collate(rows))
     weight = float(outputs["tokens"]) if by_tokens else 1.0
     (outputs["loss"] / weight).backward()
+    close = {"rtol": 2e-2, "atol": 2e-3 if by_tokens else 0.1} if half else {"rtol": 1e-5, "atol": 1e-6}
     for own, other in zip(model.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(own.grad, other.grad, rtol=1e-5, atol=1e-6)
-    assert result.loss == pytest.approx(outputs["loss"].item() / weight)
+        torch.testing.assert_close(own.grad, other.grad, **close)
+    assert result.loss == pytest.approx(outputs["loss"].item() / weight, rel=1e-2 if half else 1e-6)
     assert result.scalars == pytest.approx(
         {"tokens": float(outputs["tokens"]), "right": outputs["right"].item() / weight}
     )
 
 
-@pytest.mark.parametrize("scaling", ["sum_over(tokens)", 'sum_over("tokens")', "sum"])
+@pytest.mark.parametrize("scaling", ["sum_over(tokens)", "sum"])
 @pytest.mark.parametrize("nprocs", [1, 2, 3])
 def test_a_step_is_one_large_batch_also_an_uneven_one(scaling: str, nprocs: int) -> None:
     """The second step has the elements that are left, and some runners none."""
@@ -115,17 +116,7 @@ def test_a_runner_that_was_killed_changes_nothing(tmp_path: pathlib.Path) -> Non
 def test_the_loss_scale_of_fp16_is_not_in_it(scaling: str) -> None:
     model = Lm()
     with start(model, scaling, runners={"autocast": "fp16", "threads": 1, "loss_scale": {"initial": 1024}}) as manager:
-        result = manager.step()
-        plain = copy.deepcopy(model)
-        plain.zero_grad()
-        with torch.autocast("cpu", torch.float16):
-            outputs = plain(**collate(ROWS[:8]))
-        weight = float(outputs["tokens"]) if scaling != "sum" else 1.0
-        (outputs["loss"] / weight).backward()
-        for own, other in zip(model.parameters(), plain.parameters(), strict=True):
-            torch.testing.assert_close(own.grad, other.grad, rtol=2e-2, atol=2e-3 * (1 if weight > 1 else 50))
-        assert result.scalars["tokens"] == sum(LENGTHS[:8])
-        assert result.loss == pytest.approx(outputs["loss"].item() / weight, rel=1e-2)
+        compare(model, manager.step(), ROWS[:8], scaling != "sum", half=True)
 
 
 def weighing(function: Any, says: str = "tokens") -> Lm:
@@ -160,19 +151,3 @@ def test_outputs_without_the_number_are_refused_with_what_they_have() -> None:
         error = manager.step().error
     assert "loss_scaling is sum_over(tokens), but the model's output has no number 'tokens'; it has the" in error
     assert "numbers: words, right." in error
-
-
-@pytest.mark.parametrize("scaling", ["sum_over", "sum_over()", "sum_over(a b)", "sum_over(FIELD", "mean"])
-def test_other_values_are_refused(scaling: str) -> None:
-    text = f"loss_scaling is '{scaling}'; it must be runners or samples or sum or sum_over(FIELD)"
-    with pytest.raises(accelmgr.ConfigError, match=re.escape(text)):
-        start(Lm(), scaling, start=False)
-
-
-def test_the_configuration_says_it(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "run.yaml").write_text('loss_scaling: sum_over("tokens")\n')
-    manager = accelmgr.Manager(Lm(), ROWS, collate_fn=collate, config=tmp_path / "run.yaml", start=False)
-    assert '"loss_scaling": sum_over(tokens)' in manager.config
-    monkeypatch.setenv("ACCELMGR_LOSS_SCALING", "sum_over(words)")
-    manager = accelmgr.Manager(Lm(), ROWS, collate_fn=collate, config=tmp_path / "run.yaml", start=False)
-    assert '"loss_scaling": sum_over(words)' in manager.config
