@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import os
-import pathlib
 import signal
 import threading
 
@@ -32,50 +31,7 @@ def start(model: nn.Module, **options: object) -> accelmgr.Manager:
     return accelmgr.Manager(model, DATA, **{"nprocs": 2, "batch_size_per_device": 2, "runners__threads": 1, **options})
 
 
-# Parameters that forward() moves
-
-
-class Moves(Line):
-    def __init__(self, puts_back: bool) -> None:
-        super().__init__()
-        self.puts_back = puts_back
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        (slope,) = torch.autograd.grad(super().forward(x), self.layer.weight)
-        self.layer.weight.data.add_(slope)
-        loss = super().forward(x)
-        if self.puts_back:
-            self.layer.weight.data.sub_(slope)
-        return loss
-
-
-def test_each_runner_moves_its_own_parameters():
-    torch.manual_seed(1)
-    model = Moves(True)
-    before = [parameter.detach().clone() for parameter in model.parameters()]
-    expected = [torch.zeros_like(parameter) for parameter in before]
-    for half in (DATA[0:4:2], DATA[1:4:2]):
-        model.zero_grad()
-        model(torch.stack(half)).backward()
-        for total, parameter in zip(expected, model.parameters(), strict=True):
-            total += parameter.grad / 2
-    model.zero_grad()
-    with torch.no_grad():
-        for parameter, value in zip(model.parameters(), before, strict=True):
-            parameter.copy_(value)
-    with start(model) as manager:
-        manager.step().raise_for_status()
-        for parameter, value, gradient in zip(model.parameters(), before, expected, strict=True):
-            assert torch.equal(parameter, value), "the master has not moved"
-            torch.testing.assert_close(parameter.grad, gradient)
-
-
-def test_a_parameter_that_is_not_put_back_is_named_at_once():
-    with start(Moves(False)) as manager:
-        result = manager.step()
-        assert (result.ok, result.error_type) == (False, "ModelError")
-        assert "'layer.weight' and did not put it back" in result.error
-        assert manager.statistics().replacements == 0
+# Parameters that forward() moves: more in test_joint_update.py
 
 
 def test_several_runners_may_not_write_to_the_master():
@@ -86,36 +42,9 @@ def test_several_runners_may_not_write_to_the_master():
 # Buffers that the first batch makes larger
 
 
-class Observes(Line):
-    """One buffer is resized in place, and one is assigned."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("low", torch.tensor([]))
-        self.register_buffer("scale", torch.ones(1))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        values = x.amin(0)
-        if self.low.numel() == 0:
-            self.low.resize_(2).copy_(values)
-            self.scale = values + 1
-        self.low.copy_(torch.minimum(self.low, values))
-        return super().forward(x)
-
-
-def test_buffers_get_their_shapes_from_the_first_batch():
-    model = Observes()
-    with start(model) as manager:
-        assert [manager.step().ok for _ in range(3)] == [True] * 3
-        assert manager.statistics().samples == 12, "no element was lost"
-        assert (model.low.tolist(), model.scale.tolist()) == ([0.0, 1.0], [1.0, 2.0])
-        model.low.fill_(-5.0)
-        manager.step()
-        assert model.low.tolist() == [-5.0, -5.0]
-
-
 class Observer(nn.Module):
-    """Its buffers get their shapes from the first batch, as those of an observer of quantization."""
+    """Its buffers get their shapes from the first batch, as those of an observer of quantization. One is resized in
+    place, and one is assigned."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -125,8 +54,10 @@ class Observer(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         low, high = x.detach().amin(0), x.detach().amax(0)
         if self.low.numel() == 0:
-            self.low, self.high = low, high
-        self.low, self.high = torch.minimum(self.low, low), torch.maximum(self.high, high)
+            self.low.resize_(2).copy_(low)
+            self.high = high
+        self.low.copy_(torch.minimum(self.low, low))
+        self.high = torch.maximum(self.high, high)
         return x + self.high - self.low
 
 
@@ -145,11 +76,13 @@ def test_there_is_room_for_many_of_them(start_method):
     model = Observed()
     plain = copy.deepcopy(model)
     with start(model, nprocs=1, start_method=start_method) as manager:
-        for step in range(2):
+        for step in range(3):
             plain.zero_grad()
             plain(torch.stack(DATA[2 * step : 2 * step + 2])).backward()
             manager.step(accumulate=False).raise_for_status()
             assert torch.equal(model.layer.weight.grad, plain.layer.weight.grad)
+            for each in (model, plain):
+                each.observers[0].low.fill_(-5.0)
     for (name, buffer), expected in zip(model.named_buffers(), plain.buffers(), strict=True):
         assert torch.equal(buffer, expected), name
 
@@ -157,43 +90,24 @@ def test_there_is_room_for_many_of_them(start_method):
 # Optimizers
 
 
-def test_a_grad_scaler_is_refused():
+def test_steps_of_optimizers_that_runners_cannot_serve_are_refused():
+    """Those that evaluate the loss several times are in test_repeat.py."""
     model = Line()
     with start(model) as manager:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         scaler = torch.amp.GradScaler("cpu")
         scaler.scale(torch.ones(1))
-        manager.step()
+        manager.step().raise_for_status()
         with pytest.raises(accelmgr.UsageError, match=r"a GradScaler makes this step"):
             scaler.step(optimizer)
-        before = model.layer.weight.detach().clone()
-        torch.amp.GradScaler("cpu", enabled=False).step(optimizer)
-        assert not torch.equal(model.layer.weight, before)
-
-
-def test_lbfgs_is_refused_when_it_steps():
-    model = Line()
-    with start(model) as manager:
-        optimizer = torch.optim.LBFGS(model.parameters())
-        with pytest.raises(accelmgr.UsageError, match="LBFGS evaluates the loss several times"):
-            optimizer.step(lambda: manager.step().loss)
-
-
-def test_sparse_adam_is_refused_when_it_steps():
-    model = Line()
-    with start(model) as manager:
-        optimizer = torch.optim.SparseAdam(model.parameters())
-        manager.step().raise_for_status()
         with pytest.raises(accelmgr.UsageError, match="the gradients of a manager are dense"):
-            optimizer.step()
-
-
-def test_an_optimizer_of_a_copy_is_refused():
-    with start(Line()) as manager:
-        manager.step()
+            torch.optim.SparseAdam(model.parameters()).step()
         with pytest.raises(accelmgr.UsageError, match="it changes nothing"):
             torch.optim.SGD(Line().parameters(), lr=0.1).step()
         torch.optim.SGD(nn.Linear(3, 3).parameters(), lr=0.1).step()
+        before = model.layer.weight.detach().clone()
+        torch.amp.GradScaler("cpu", enabled=False).step(optimizer)
+        assert not torch.equal(model.layer.weight, before)
 
 
 # Models that cannot be shared
@@ -233,18 +147,7 @@ def test_a_model_that_cannot_be_shared_is_refused_with_the_remedy(name):
         start(make())
 
 
-# Changes after the start that runners cannot be told
-
-
-def test_what_processes_that_are_no_forks_cannot_be_told_is_named():
-    model = Line()
-    with start(model, start_method="forkserver") as manager:
-        manager.step()
-        model.lock = threading.Lock()
-        with pytest.raises(accelmgr.ModelError, match=r"changed: attribute 'lock' of 'model'.*'forkserver' cannot"):
-            manager.step()
-        del model.lock
-        assert manager.step().ok
+# A change after the start that runners cannot be told
 
 
 def test_a_buffer_that_is_registered_later_is_named():
@@ -261,25 +164,13 @@ def test_a_buffer_that_is_registered_later_is_named():
 # Signals to the whole job
 
 
-def descendants(pid: int) -> list[int]:
-    found, new = [], [pid]
-    while new:
-        new = [
-            int(child)
-            for parent in new
-            for task in pathlib.Path(f"/proc/{parent}/task").glob("*/children")
-            for child in task.read_text().split()
-        ]
-        found += new
-    return found
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGQUIT, signal.SIGINT])
 def test_helpers_leave_signals_to_the_host(number):
+    from conftest import descendants  # Helpers import this file, and that one would give them a handler of Ctrl-C.
+
     with start(Line(), start_method="spawn") as manager:
         assert manager.step().ok
-        helpers = set(descendants(manager.statistics().manager_pid)) | {manager.statistics().manager_pid}
-        for pid in helpers:
+        for pid in (manager.statistics().manager_pid, *descendants(manager.statistics().manager_pid)):
             os.kill(pid, number)
         assert manager.step().ok
         assert manager.statistics().losses == 0
