@@ -43,14 +43,20 @@ manager.stop()
 """
 
 
+IN_A_STEP = "interrupted after 0 False [0.0, 0.0]\n"
+
+
 def proceed(process):
     process.stdin.write("\n")
     process.stdin.flush()
 
 
-def interrupt(process):
+def interrupt(process, says):
+    """The program says so at once."""
+    begin = time.monotonic()
     os.killpg(process.pid, signal.SIGINT)
-    return time.monotonic()
+    assert read_until(process, "\n") == says
+    assert time.monotonic() - begin < AT_ONCE_S
 
 
 def check_interruption(folder, name, program, *arguments, says, then):
@@ -61,9 +67,7 @@ def check_interruption(folder, name, program, *arguments, says, then):
         gate.shut()
         proceed(process)
         with gate.held():
-            begin = interrupt(process)
-            assert read_until(process, "\n") == says
-            assert time.monotonic() - begin < AT_ONCE_S
+            interrupt(process, says)
         proceed(process)
         assert read_until(process, "\n").startswith(then)
         assert process.wait(timeout=BOUND_S) == 0
@@ -71,8 +75,7 @@ def check_interruption(folder, name, program, *arguments, says, then):
 
 
 def test_in_a_step_nothing_is_added_and_the_next_one_works(tmp_path):
-    says, then = "interrupted after 0 False [0.0, 0.0]\n", "then StepResult(ok, step 1, "
-    check_interruption(tmp_path, "gate", PROGRAM, says=says, then=then)
+    check_interruption(tmp_path, "gate", PROGRAM, says=IN_A_STEP, then="then StepResult(ok, step 1, ")
 
 
 def test_in_start_nothing_is_left(tmp_path):
@@ -80,9 +83,7 @@ def test_in_start_nothing_is_left(tmp_path):
     gate.shut()
     with started("-c", PROGRAM, str(tmp_path), cwd=tmp_path) as process:
         with gate.held():
-            begin = interrupt(process)
-            assert read_until(process, "\n") == "interrupted in start, nothing of [1.0, 2.0]\n"
-            assert time.monotonic() - begin < AT_ONCE_S
+            interrupt(process, "interrupted in start, nothing of [1.0, 2.0]\n")
         assert process.wait(timeout=BOUND_S) == 3
         assert process.stderr.read() == ""
 
@@ -94,9 +95,8 @@ def test_a_second_one_that_nobody_catches_ends_the_program(tmp_path):
         gate.shut()
         proceed(process)
         with gate.held():
-            interrupt(process)
-            read_until(process, "interrupted after 0")
-            interrupt(process)
+            interrupt(process, IN_A_STEP)
+            os.killpg(process.pid, signal.SIGINT)
             assert process.wait(timeout=BOUND_S) == -signal.SIGINT
         assert process.stderr.read().splitlines()[-1] == "KeyboardInterrupt"
 
@@ -110,8 +110,9 @@ def test_a_host_that_is_killed_takes_all_with_it(tmp_path, number):
 
 
 TEAM = """\
-import os, pathlib, select, signal, sys, torch, accelmgr
+import pathlib, sys, torch, accelmgr
 from gate import Count, Gate, Told
+from launching import kill
 
 class Waits:
     def __init__(self):
@@ -127,10 +128,7 @@ method = {"start_method": "forkserver"}  # Which unpickles the collate_fn.
 manager = accelmgr.Manager(Told(folder), Count(), collate_fn=Waits(), nprocs=1, runners=runners, **method)
 assert manager.step().ok
 if what == "recover":
-    pid = manager.statistics().manager_pid
-    ended = os.pidfd_open(pid)
-    os.kill(pid, signal.SIGKILL)
-    select.select([ended], [], [])
+    kill(manager.statistics().manager_pid)
     assert manager.step().status == "manager_lost"
 print("ready", flush=True)
 sys.stdin.readline()
@@ -179,17 +177,14 @@ manager.stop()
 def test_while_a_checkpoint_is_written_it_is_not_lost(tmp_path, what):
     with started("-c", WRITES, str(tmp_path), what, cwd=tmp_path) as process:
         read_until(process, "ready\n")
-        begin = interrupt(process)
-        assert read_until(process, "\n") == "interrupted\n"
-        assert time.monotonic() - begin < AT_ONCE_S
+        interrupt(process, "interrupted\n")
         proceed(process)
         assert read_until(process, "\n") == "then 1\n"
         assert process.wait(timeout=BOUND_S) == 0
 
 
 def expect_interrupted(process):
-    interrupt(process)
-    assert read_until(process, "\n") == "interrupted\n"
+    interrupt(process, "interrupted\n")
     assert process.wait(timeout=BOUND_S) == 0
 
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from conftest import descendants
 from gate import Count, Told
-from launching import SERVER, kill
+from launching import kill
 from programs import run
 from torch import nn
 
@@ -25,11 +25,6 @@ from accelmgr._host.start_method import START_METHODS
 from accelmgr._runner.received import Received
 
 METHODS = pytest.mark.parametrize("method", START_METHODS)
-
-
-def server() -> int:
-    (pid,) = [pid for pid, name in descendants().items() if name == SERVER]
-    return pid
 
 
 def lines() -> Iterator[torch.Tensor]:
@@ -254,16 +249,6 @@ def test_a_thread_that_is_not_the_first_one_may_start_a_manager(tmp_path):
         manager.stop()
 
 
-def test_a_lost_fork_server_is_forked_again_and_the_step_repeated(tmp_path):
-    model = Told(tmp_path)
-    with accelmgr.Manager(model, lines(), nprocs=2, start_method="fork") as manager:
-        assert manager.step(accumulate=False).ok
-        (fork_server,) = [pid for pid, name in descendants().items() if name == "accelmgr:fork"]
-        kill(fork_server)
-        assert manager.step(accumulate=False).ok
-        assert (4 * model.weight.grad[0]).round() == 2 + 3, "elements 2 and 3, exactly once"
-
-
 SITE = """
 import threading
 import numpy
@@ -283,26 +268,6 @@ def test_interpreters_may_begin_with_other_threads(tmp_path, method, monkeypatch
         assert manager.step(accumulate=False).ok
         model.tell("die")
         assert manager.step(accumulate=False).tries == 2
-        kill(manager.statistics().manager_pid)
-        assert manager.step().status == "manager_lost"
-        manager.recover()
-        assert manager.step().ok
-    _native.end_forkserver()
-
-
-def test_the_forkserver_is_started_once_and_replaced_when_it_has_died(tmp_path):  # The last test: it kills it.
-    accelmgr.Manager(Told(tmp_path), Count(), nprocs=1, start_method="forkserver").stop()
-    first = server()
-    with accelmgr.Manager(Told(tmp_path), Count(), nprocs=1, start_method="forkserver") as manager:
-        assert server() == first
-        kill(first)
-        assert manager.step().ok, "what it forked does not need it"
-        other = Told(tmp_path)
-        with accelmgr.Manager(other, Count(), nprocs=1, start_method="forkserver") as another:
-            assert another.step().ok and server() != first
-        kill(manager.statistics().manager_pid)
-        result = manager.step()
-        assert result.status == "manager_lost" and "how it ended is not known" in result.error, result.error
     _native.end_forkserver()
 
 
