@@ -64,10 +64,15 @@ def test_each_optimizer_of_torch_gives_the_bits_that_it_gives_in_the_host(kind):
 
     model = Net()
     optimizer = make(model.parameters())
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 40)
     with manager_of(model, runners=3) as manager:
-        list(manager.steps(7, optimizer=optimizer, sync_every=3))
+        for result in manager.steps(7, optimizer=optimizer, sync_every=3):
+            scheduler.step()
+            assert manager.synced_step == result.step // 3 * 3
+        assert manager.synced_step == 7
+        gc.collect()  # Of other tests: a scheduler and its optimizer refer to each other.
         assert files_of("self") == 1
-        assert_same((model, optimizer), in_host(make, 7, 3, rates=0))
+        assert_same((model, optimizer), in_host(make, 7, 3))
 
 
 def divide(optimizer: torch.optim.Optimizer, *arguments) -> None:

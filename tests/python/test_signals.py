@@ -93,22 +93,19 @@ def check_each_place(manager, model, step, accumulate=True, zeroes=True):
 OPTIONS = {"nprocs": 1, "batch_size_per_device": 2}
 
 
-def test_a_step_tells_of_itself_at_each_place():
+STEPS = {
+    "adds": (Count, lambda manager: manager.step()),
+    "overwrites with a dataset that the host reads": (generated, lambda manager: manager.step(accumulate=False)),
+    "is not given by steps()": (Count, lambda manager: next(manager.steps())),
+}
+
+
+@pytest.mark.parametrize("kind", STEPS)
+def test_a_step_tells_of_itself_at_each_place(kind):
+    dataset, step = STEPS[kind]
     model = Sees()
-    with accelmgr.Manager(model, Count(), runners__threads=1, **OPTIONS) as manager:
-        check_each_place(manager, model, manager.step)
-
-
-def test_a_step_that_overwrites_with_a_dataset_that_the_host_reads():
-    model = Sees()
-    with accelmgr.Manager(model, generated(), runners__threads=1, **OPTIONS) as manager:
-        check_each_place(manager, model, lambda: manager.step(accumulate=False), accumulate=False)
-
-
-def test_steps_tells_of_the_step_that_it_has_not_given():
-    model = Sees()
-    with accelmgr.Manager(model, Count(), runners__threads=1, **OPTIONS) as manager:
-        check_each_place(manager, model, lambda: next(manager.steps()))
+    with accelmgr.Manager(model, dataset(), runners__threads=1, **OPTIONS) as manager:
+        check_each_place(manager, model, lambda: step(manager), accumulate=dataset is Count)
 
 
 class Frozen(nn.Module):
@@ -142,7 +139,16 @@ def test_a_step_that_makes_a_gradient_for_what_was_frozen():
 def test_a_step_of_a_TPUManager():
     model = Sees()
     with TPUManager(model, Count(), start=True, **OPTIONS) as manager:
-        check_each_place(manager, model, manager.step, zeroes=False)
+
+        def step():
+            try:
+                return manager.step()
+            except Interrupted as error:
+                if getattr(error, "step_result", None) is not None and error.step_result.counted:
+                    assert manager.last_result is error.step_result and manager.gradients_accumulated.value == 2
+                raise
+
+        check_each_place(manager, model, step, zeroes=False)
 
 
 def written(manager, model):
