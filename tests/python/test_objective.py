@@ -75,11 +75,8 @@ def of_pair(outputs: torch.Tensor, batch: Any) -> torch.Tensor:
     return functional.cross_entropy(outputs, batch[1])
 
 
-@pytest.mark.parametrize("loss", [nn.CrossEntropyLoss(), functional.cross_entropy, of_pair])
-def test_a_criterion_and_a_function_compute_the_loss_of_pairs(loss: Any) -> None:
-    plain = made()
-    want = trained(plain, [], lambda batch: functional.cross_entropy(plain(batch[0]), batch[1]), PAIRS)
-    same(train(made(), PAIRS, loss=loss), want)
+def of_pair_of(plain: nn.Module, batch: Any) -> torch.Tensor:
+    return functional.cross_entropy(plain(batch[0]), batch[1])
 
 
 class Takes(nn.Module):
@@ -89,13 +86,6 @@ class Takes(nn.Module):
 
     def forward(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
         return self.layer(x) * scale
-
-
-@pytest.mark.parametrize("loss", [nn.CrossEntropyLoss(), summed])
-def test_of_a_mapping_the_model_gets_what_it_names(loss: Any) -> None:
-    plain = Takes()
-    want = trained(plain, [], lambda batch: functional.cross_entropy(plain(batch["x"]), batch["y"]), NAMED)
-    same(train(Takes(), NAMED, loss=loss), want)
 
 
 class Computes(nn.Module):
@@ -110,22 +100,34 @@ class Computes(nn.Module):
         return logits, functional.cross_entropy(logits, y)
 
 
-def test_the_place_of_the_loss_is_named() -> None:
-    plain = Computes()
-    want = trained(plain, [], lambda batch: plain(*batch)[1], PAIRS)
-    same(train(Computes(), PAIRS, loss=1), want)
-    with (
-        accelmgr.Manager(Computes(), PAIRS, nprocs=1, batch_size_per_device=2, runners__threads=1) as manager,
-        pytest.raises(accelmgr.ModelError, match="loss=1"),
-    ):
-        manager.step().raise_for_status()
+def of_named(plain: nn.Module, batch: Any) -> torch.Tensor:
+    return functional.cross_entropy(plain(batch["x"]), batch["y"])
+
+
+LOSSES: dict[str, tuple[Callable[[], nn.Module], list[Any], Any, Callable[[nn.Module, Any], torch.Tensor]]] = {
+    "a criterion": (made, PAIRS, nn.CrossEntropyLoss(), of_pair_of),
+    "a function of torch": (made, PAIRS, functional.cross_entropy, of_pair_of),
+    "a function": (made, PAIRS, of_pair, of_pair_of),
+    "a criterion, of what the model does not take": (Takes, NAMED, nn.CrossEntropyLoss(), of_named),
+    "a function, of what the model does not take": (Takes, NAMED, summed, of_named),
+    "a place": (Computes, PAIRS, 1, lambda plain, batch: plain(*batch)[1]),
+}
+
+
+@pytest.mark.parametrize("kind", LOSSES)
+def test_the_loss_is_that_of_plain_pytorch(kind: str) -> None:
+    make, rows, loss, of_plain = LOSSES[kind]
+    plain = make()
+    want = trained(plain, [], lambda batch: of_plain(plain, batch), rows)
+    same(train(make(), rows, loss=loss), want)
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_criterion_with_parameters_is_trained(method: str) -> None:
     plain, margin = made(), Margin()
     want = trained(plain, list(margin.parameters()), lambda batch: margin(plain(batch[0]), batch[1]), PAIRS)
-    same(train(made(), PAIRS, loss=Margin(), start_method=method), want)
+    for model in (made(), made):  # A function may make it.
+        same(train(model, PAIRS, loss=Margin(), start_method=method), want)
 
 
 def with_margin(margin: Margin) -> nn.Module:
@@ -175,12 +177,6 @@ def test_extra_has_names_gradients_and_buffers() -> None:
         manager.rebind()
         manager.step().raise_for_status()
         assert margin.calls == 2
-
-
-def test_a_function_makes_model_and_loss() -> None:
-    plain, margin = made(), Margin()
-    want = trained(plain, list(margin.parameters()), lambda batch: margin(plain(batch[0]), batch[1]), PAIRS)
-    same(train(made, PAIRS, loss=Margin()), want)
 
 
 def test_a_function_that_expects_targets_is_told_what_it_was_given() -> None:

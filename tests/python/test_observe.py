@@ -6,62 +6,40 @@ import pathlib
 import signal
 
 import pytest
-import torch
 from harm import Alarm
 from services import Service
 
 import accelmgr
 
 
-def test_an_observer_sees_the_steps_of_one_host_after_the_other(service: Service) -> None:
+def test_an_observer_sees_the_steps_of_one_host_after_the_other_and_the_end_of_the_service(service: Service) -> None:
     with accelmgr.observe(service.socket) as observer:
         assert observer.last_step() is None
         assert observer.next_step(timeout=0) is None
         for step in (1, 2):
             with accelmgr.attach(service.socket) as manager:
+                names = [name for name, _ in manager.named_parameters()]
+                with pytest.raises(accelmgr.SessionError, match="between its steps"):
+                    observer.parameters(timeout=0.05)
                 result = manager.step()
             seen = observer.next_step(timeout=120)
             assert seen is not None and seen.status == "ok" and seen.counted
             assert (seen.step, seen.loss, seen.samples) == (step, result.loss, 8)
         last = observer.last_step()
         assert last is not None and last.step == 2
+        copy = observer.parameters(timeout=120)
+        assert (copy.step, list(copy.tensors)) == (2, names)
         statistics = observer.statistics()
         assert (statistics.steps, statistics.samples, len(statistics.runners)) == (2, 16, 2)
         assert statistics.manager_pid == service.process.pid
-    with pytest.raises(accelmgr.UsageError, match="closed"):
-        observer.statistics()
-
-
-def test_an_observer_has_the_parameters_of_the_service(service: Service) -> None:
-    with accelmgr.observe(service.socket) as observer:
-        with accelmgr.attach(service.socket) as manager:
-            with pytest.raises(accelmgr.SessionError, match="between its steps"):
-                observer.parameters(timeout=0.05)
-            manager.step()
-            with torch.no_grad():
-                for number, parameter in enumerate(manager.parameters()):
-                    parameter.fill_(number)
-            names = [name for name, _ in manager.named_parameters()]
-        copy = observer.parameters(timeout=120)
-        assert (copy.step, list(copy.tensors)) == (1, names)
-        for number, (parameter, tensor) in enumerate(zip(manager.parameters(), copy.tensors.values(), strict=True)):
-            assert tensor.shape == parameter.shape
-            assert tensor.dtype == parameter.dtype
-            assert torch.equal(tensor, torch.full_like(tensor, number))
-        copy.tensors[names[0]].fill_(-1)  # A copy of its own.
-        assert not observer.parameters(timeout=120).tensors[names[0]].any()
-
-
-def test_the_end_of_the_service_is_noticed(service: Service) -> None:
-    with accelmgr.observe(service.socket) as observer:
         assert not observer.has_ended
         assert service.stop() == 0
         assert observer.has_ended
-        with pytest.raises(accelmgr.SessionError, match="the service has ended"):
-            observer.next_step()
-        with pytest.raises(accelmgr.SessionError, match="the service has ended"):
-            observer.parameters()
-        assert observer.statistics().steps == 0
+        for call in (observer.next_step, observer.parameters):
+            with pytest.raises(accelmgr.SessionError, match="the service has ended"):
+                call()
+    with pytest.raises(accelmgr.UsageError, match="closed"):
+        observer.statistics()
 
 
 def test_no_service_is_said(tmp_path: pathlib.Path) -> None:

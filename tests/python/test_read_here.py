@@ -133,14 +133,6 @@ class Latest(torch.utils.data.IterableDataset):
             yield self.seen[-1]
 
 
-def test_an_iterator_sees_what_the_script_adds_to_its_dataset():
-    dataset = Latest()
-    with accelmgr.Manager(Sum(), iter(dataset), **{**START, "nprocs": 1, "prefetch": 0}) as manager:
-        for row in rows(6)[1:]:
-            assert manager.step(timeout=60).scalars["sum"] == row.item() - 1
-            dataset.seen.append(row)
-
-
 def test_a_changed_dataset_that_cannot_be_read_again_says_how_it_can_be_read():
     dataset = Latest()
     with accelmgr.Manager(Sum(), dataset, **{**START, "nprocs": 1, "prefetch": 0}) as manager:
