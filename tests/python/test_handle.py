@@ -29,14 +29,8 @@ def test_a_second_thread_is_refused_and_the_first_goes_on(shared):
     stepping.start()
     with model.gate.held():
         own = list(model.parameters())
-        for call in (
-            shared.step,
-            shared.zero_grad,
-            shared.buffers,
-            lambda: shared.update_model_parameters(own),
-            lambda: shared.writing().__enter__(),
-            shared.stop,
-        ):
+        calls = [shared.step, shared.zero_grad, shared.buffers, lambda: shared.writing().__enter__()]
+        for call in (*calls, lambda: shared.update_model_parameters(own), shared.stop):
             with pytest.raises(accelmgr.UsageError, match="another thread uses this manager"):
                 call()
         with pytest.raises(accelmgr.UsageError, match="belongs to another manager"):  # stop() above failed.

@@ -31,7 +31,6 @@ ROWS = [torch.tensor([float(i), 1.0]) for i in range(16)]
 @pytest.mark.parametrize(
     ("options", "key", "message"),
     [
-        ({"model__mlp": {"hidden_size": 8}}, "model.mlp.hidden_size", "model.kind gpt does not read it"),
         ({"model__kind": "mlp"}, "model.kind", "is 'mlp', but what was passed is 'gpt'"),
         ({"collate_fn": torch.stack}, "collate_fn", "no effect with a built-in model or dataset"),
         ({"max_element_bytes": 100}, "max_element_bytes", "no effect with a built-in dataset"),

@@ -230,13 +230,11 @@ def test_a_function_that_makes_another_model_elsewhere_is_named():
 
 
 LEAVES = {
-    "'linear.weight' of the model was replaced": lambda model: setattr(model.linear, "weight", nn.Parameter(rows(3))),
-    "of the model were replaced": lambda model: model.load_state_dict(copy.deepcopy(model.state_dict()), assign=True),
-    "'linear.weight', 'linear.bias' of the model were replaced": lambda model: setattr(
-        model, "linear", nn.Linear(4, 3)
-    ),
-    "'more.weight', 'more.bias' of the model were added": lambda model: setattr(model, "more", nn.Linear(2, 2)),
-    "'norm.weight', 'norm.bias' of the model were removed": lambda model: delattr(model, "norm"),
+    "'linear.weight' of the model was replaced": lambda m: setattr(m.linear, "weight", nn.Parameter(rows(3))),
+    "of the model were replaced": lambda m: m.load_state_dict(copy.deepcopy(m.state_dict()), assign=True),
+    "'linear.weight', 'linear.bias' of the model were replaced": lambda m: setattr(m, "linear", nn.Linear(4, 3)),
+    "'more.weight', 'more.bias' of the model were added": lambda m: setattr(m, "more", nn.Linear(2, 2)),
+    "'norm.weight', 'norm.bias' of the model were removed": lambda m: delattr(m, "norm"),
 }
 
 
