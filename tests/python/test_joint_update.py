@@ -7,7 +7,7 @@ import os
 
 import pytest
 import torch
-from test_inner import Net, assert_same, in_host, manager_of
+from test_inner import OPTIMIZERS, Net, assert_same, in_host, manager_of
 from torch import nn
 
 import accelmgr
@@ -33,8 +33,7 @@ def updated_here(model: nn.Module) -> list[str]:
     return sorted(names[parameter] for parameter in Resident.present.optimizer.state)
 
 
-def adamw(parameters) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(parameters, 0.01)
+adamw = OPTIMIZERS["adamw"]
 
 
 def test_each_runner_updates_some_parameters_and_has_their_state_alone():

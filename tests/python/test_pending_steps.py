@@ -17,7 +17,7 @@ from gate import Gate
 from interruptions import interrupted_at
 from launching import kill
 from programs import run
-from test_inner import ELEMENTS, Net, assert_same, in_host, manager_of
+from test_inner import ELEMENTS, OPTIMIZERS, Net, assert_same, in_host, manager_of
 
 import accelmgr
 from accelmgr._process import torch_settings
@@ -39,8 +39,7 @@ class Gated(Net):
         return super().forward(inputs, targets)
 
 
-def adamw(parameters):
-    return torch.optim.AdamW(parameters, 0.01)
+adamw = OPTIMIZERS["adamw"]
 
 
 def numbers(results) -> list[int]:

@@ -1,6 +1,5 @@
 """Checks that the classes of the original TPUManager are there, with the meaning that they had."""
 
-import contextlib
 import inspect
 import os
 import pickle
@@ -393,28 +392,6 @@ def test_its_life(tmp_path):
         manager.step()
 
 
-@contextlib.contextmanager
-def interrupted(model, handle):
-    """While a runner blocks at the gate, a signal handler calls `handle`."""
-    opened = threading.Event()
-
-    def interrupt():
-        with model.gate.held():
-            signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
-            opened.wait(BOUND_S)
-
-    model.gate.shut()
-    previous = signal.signal(signal.SIGUSR1, lambda number, frame: handle())
-    interrupting = threading.Thread(target=interrupt)
-    interrupting.start()
-    try:
-        yield
-    finally:
-        opened.set()
-        interrupting.join()
-        signal.signal(signal.SIGUSR1, previous)
-
-
 class Leaves(Exception):
     pass
 
@@ -424,18 +401,33 @@ class Leaves(Exception):
 def test_a_signal_handler_ends_it_under_the_step_that_it_interrupts(tmp_path, monkeypatch, call, leaves):
     monkeypatch.setenv("ACCELMGR_STEP_TIMEOUT", "60")
     manager = TPUManager(Told(tmp_path), Count(), nprocs=1, start=True)
+    over = threading.Event()
 
-    def handle():
+    def handle(number, frame):
         getattr(manager, call)()
         if leaves:
             raise Leaves
 
-    with interrupted(manager.model, handle):
+    def interrupt():
+        """While a runner blocks at the gate."""
+        with manager.model.gate.held():
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+            over.wait(BOUND_S)
+
+    manager.model.gate.shut()
+    previous = signal.signal(signal.SIGUSR1, handle)
+    interrupting = threading.Thread(target=interrupt)
+    interrupting.start()
+    try:
         if leaves:
             with pytest.raises(Leaves):
                 manager.step()
         else:
             assert manager.step().status == "manager_lost"
+    finally:
+        over.set()
+        interrupting.join()
+        signal.signal(signal.SIGUSR1, previous)
     assert not manager.is_alive() and manager.exitcode in (-signal.SIGTERM, -signal.SIGKILL)
     with pytest.raises(accelmgr.UsageError, match=r"after stop\(\)"):
         manager.step()
