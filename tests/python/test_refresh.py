@@ -11,12 +11,12 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from conftest import RECORD, descriptors
 from launching import kill
 from programs import run_script
 from torch import nn
 
 import accelmgr
-from accelmgr._changes.record import NOTHING, PLACE, Reader, Record
 
 ONE = {"nprocs": 1, "batch_size_per_device": 1}
 
@@ -71,7 +71,13 @@ def test_values_of_modules_are_told_and_nothing_begins_anew() -> None:
         model.shift = torch.tensor(2.0)
         model.eval()
         assert manager.step().loss == 3 * 3 + 2
+        for number in range(4, 24):
+            model.factor = float(number)
+            assert manager.step().loss == number * number + 2
         assert pids(manager) == before
+        assert sum(RECORD in link for link in descriptors().values()) <= 2, "they do not become more"
+        kill(before[0])
+        assert manager.step().loss == 24 * 23 + 2, "a replacement is told all of them"
 
 
 CHANGES = {
@@ -249,19 +255,10 @@ def test_what_changes_before_each_step_is_said_once(caplog: pytest.LogCaptureFix
     assert "has changed before each of the last 20 steps" in text and "refresh='never'" in text
 
 
-class Policy(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(()))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return (self.weight * x).mean()
-
-
 class Played(torch.utils.data.IterableDataset[torch.Tensor]):
     """Its elements are the present parameter."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Line) -> None:
         self.policy = policy
 
     def __iter__(self):
@@ -269,31 +266,17 @@ class Played(torch.utils.data.IterableDataset[torch.Tensor]):
             yield self.policy.weight.detach().clone()
 
 
-def played(policy: Policy) -> Iterator[torch.Tensor]:
+def played(policy: Line) -> Iterator[torch.Tensor]:
     yield from Played(policy)
 
 
 @pytest.mark.parametrize("dataset", [Played, played])
 def test_a_dataset_that_computes_with_the_model_has_the_parameters_of_its_step(dataset) -> None:
     """With prefetch=0 no element is read before the parameters of its step are written; a generator is read here."""
-    policy = Policy()
+    policy = Line()
     shape = {"nprocs": 2, "batch_size_per_device": 3, "grad_accumulation_steps": 2}
     with accelmgr.Manager(policy, dataset(policy), prefetch=0, **shape) as manager:
         for number in range(1, 12):
             with torch.no_grad():
                 policy.weight.fill_(float(number))
             assert manager.step().loss == number**2
-
-
-def test_a_record_does_not_grow_and_a_late_reader_finds_all_of_it() -> None:
-    record = Record()
-    for number in range(100):
-        record.publish({("attribute", "", "a"): number})
-    record.publish({("attribute", "", "b"): "x"})
-    reader = Reader(pathlib.os.getpid())
-    assert dict(reader.changes(record.place)) == {("attribute", "", "a"): 99, ("attribute", "", "b"): "x"}
-    assert dict(reader.changes(record.place)) == {}
-    assert len(record._files) == 2
-    record.clear()
-    assert record.place == NOTHING and len(NOTHING) == PLACE.size
-    record.close()

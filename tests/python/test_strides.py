@@ -104,14 +104,8 @@ def test_a_checkpoint_has_values_by_shape_and_training_goes_on_as_before(tmp_pat
             assert one.is_contiguous() and torch.equal(one, other)
 
 
-def test_two_runners_and_rounded_copies():
-    """Reduction, and runners with parameters of other bits, by shape."""
-    model, optimizer = made()
-    with accelmgr.Manager(model, DATA, **{**ONE, "nprocs": 2, "batch_size_per_device": 2}) as manager:
-        train(manager, optimizer, 3)
-        for one, other in zip(model.parameters(), plain(3).parameters(), strict=True):
-            torch.testing.assert_close(one, other)
-            torch.testing.assert_close(one.grad, other.grad)
+def test_rounded_copies():
+    """Runners with parameters of other bits. Several runners are in test_autograd_features.py (channels_last)."""
     model, _ = made()
     rounded = copy.deepcopy(model).to(torch.bfloat16)
     with accelmgr.Manager(model, DATA, **ONE, runners__parameters="bf16") as manager:
@@ -148,17 +142,6 @@ def test_parameters_over_one_transposed_memory(tmp_path):
     with accelmgr.Manager(Tied(), DATA, **options, checkpoint__resume="latest") as manager:
         whole, part = manager.parameters()
         assert torch.equal(whole, model.whole) and torch.equal(part, model.part)
-
-
-def test_state_dict_and_update_go_by_shape():
-    model, _ = made()
-    before = [parameter.clone() for parameter in model.parameters()]
-    with accelmgr.Manager(model, DATA, **ONE) as manager:
-        state = manager.state_dict()
-        assert state["weight"].stride() == model.weight.stride()
-        manager.update_model_parameters([parameter.contiguous() * 2 for parameter in model.parameters()])
-        for one, other in zip(model.parameters(), before, strict=True):
-            assert one.stride() == other.stride() and torch.equal(one, other * 2)
 
 
 class Expanded(nn.Module):
