@@ -9,7 +9,7 @@ import pytest
 import torch
 from differential import Bundle, Case, Shape, bundle_of, compare, spread
 from torch import nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
 pytest.importorskip("expecttest", reason="torch.testing's own tests need expecttest")
 from torch.testing._internal.common_modules import ModuleInfo, module_db
@@ -61,12 +61,8 @@ def test_every_module_of_torch(bundle, shape, start_method):
     compare(bundle, shape=shape, start_method=start_method, accumulate=accumulate)
 
 
-def tests_of(bundle: Bundle) -> set[str]:
-    return {name.rpartition("_")[0] for name in bundle.cases}
-
-
 def test_nearly_all_modules_take_part(bundle):
-    missing = {info.formatted_name for info in module_db} - tests_of(bundle)
+    missing = {info.formatted_name for info in module_db} - {name.rpartition("_")[0] for name in bundle.cases}
     assert not missing and len(bundle.cases) >= 320, missing
 
 
@@ -74,28 +70,6 @@ def test_nearly_all_modules_take_part(bundle):
 
 KIB = 2**10 // 4  # In elements of 4 bytes, as MIB.
 MIB = 2**20 // 4
-
-
-def repeated(leaf: Any, times: int) -> Any:
-    """Repeats a tensor along its first dimension, which is that of the batch in most modules."""
-    if not isinstance(leaf, torch.Tensor) or not leaf.dim():
-        return leaf
-    return leaf.detach().repeat(times, *[1] * (leaf.dim() - 1)).requires_grad_(leaf.requires_grad)
-
-
-def wide_inputs() -> Iterator[tuple[str, nn.Module]]:
-    """Each module with its input of most dimensions, repeated to exceed 1 MiB. Sequences would get too long."""
-    for info in module_db:
-        if any(kind in info.name for kind in ("Transformer", "Attention", "RNN", "GRU", "LSTM")):
-            continue
-        one = max(inputs_of(info), key=lambda one: max(leaf.dim() for leaf in tensors_of(one)))
-        numbers = [leaf.numel() for leaf in tensors_of(one) if leaf.requires_grad]
-        case = case_of(info, one)
-        if numbers and min(numbers):
-            times = MIB // min(numbers) + 1
-            called_with = (one.forward_input.args, one.forward_input.kwargs)
-            args, kwargs = tree_map(lambda leaf: repeated(leaf, times), called_with)  # noqa: B023
-            yield info.formatted_name, Case(case.module, args, kwargs)
 
 
 def varied(*shape: int) -> torch.Tensor:
@@ -147,19 +121,11 @@ def wide_parameters() -> Iterator[tuple[str, nn.Module]]:
         yield f"{type(module).__name__}_{number}", Case(module, args, {})
 
 
-@pytest.mark.parametrize(
-    ("cases", "fewest", "between", "beyond", "shape"),
-    [
-        (wide_inputs, 90, 0, 100, Shape()),
-        (wide_parameters, 36, 40, 15, Shape(runners=2, accumulation=2)),
-    ],
-    ids=["inputs", "parameters"],
-)
-def test_large_ones(cases, fewest, between, beyond, shape):
-    bundle, left_out = bundle_of(cases())
+def test_large_ones():
+    bundle, left_out = bundle_of(wide_parameters())
     print(f"{len(bundle.cases)} cases", *left_out, sep="\n")
     sizes = [parameter.numel() for parameter in bundle.parameters()]
-    assert len(bundle.cases) >= fewest, left_out
-    assert sum(64 * KIB < size <= MIB for size in sizes) >= between
-    assert sum(size > MIB for size in sizes) >= beyond
-    compare(bundle, shape=shape, accumulate=(True, True))
+    assert len(bundle.cases) >= 36, left_out
+    assert sum(64 * KIB < size <= MIB for size in sizes) >= 40
+    assert sum(size > MIB for size in sizes) >= 15
+    compare(bundle, shape=Shape(runners=2, accumulation=2), accumulate=(True, True))
