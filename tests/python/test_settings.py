@@ -57,6 +57,8 @@ def test_every_setting_of_torch_is_sent_or_left_out_with_a_reason():
     parts = {name for name in dir(torch.backends) if type(getattr(torch.backends, name)).__module__ == "torch.backends"}
     parts |= {name for name in dir(torch.backends) if hasattr(getattr(torch.backends, name), "is_available")}
     assert parts <= set(BACKENDS), parts - set(BACKENDS)
+    former = {"float32 matmul precision", "flush denormal", "print options", "cudnn.benchmark"}
+    assert former <= _settings.current().keys() & RANDOM.keys(), "they are sent, and changed at random"
 
 
 class Probe(torch.nn.Module):
