@@ -13,18 +13,13 @@ import accelmgr
 ROWS = [torch.randn(8, generator=torch.Generator().manual_seed(index)) for index in range(64)]
 
 
-class Net(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = torch.nn.Linear(8, 16)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.body(x).square().mean()
+def loss_of(outputs: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
+    return outputs.square().mean()
 
 
 @pytest.fixture(scope="module")
 def manager() -> Iterator[accelmgr.Manager]:
-    with accelmgr.Manager(Net(), ROWS, nprocs=2, runners__threads=1) as started:
+    with accelmgr.Manager(torch.nn.Linear(8, 16), ROWS, loss=loss_of, nprocs=2, runners__threads=1) as started:
         yield started
 
 
@@ -43,12 +38,12 @@ def sgd(parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.1)
 
 
-def over_a_stranger(model: Net) -> torch.optim.Optimizer:
+def over_a_stranger(model: torch.nn.Module) -> torch.optim.Optimizer:
     groups = [{"params": list(model.parameters())}, {"params": [torch.nn.Parameter(torch.ones(5))]}]
     return torch.optim.SGD(groups, lr=0.1)
 
 
-REFUSED: dict[str, Callable[[Net], object]] = {
+REFUSED: dict[str, Callable[[torch.nn.Module], object]] = {
     "SparseAdam takes sparse gradients.* Use Adam": lambda model: torch.optim.SparseAdam(model.parameters()),
     "DPOptimizer clips the gradient of each sample": lambda model: DPOptimizer(sgd(model.parameters())),
     r"shape \[16, 8\] in group 0 which is not a parameter of this manager": lambda model: sgd(
