@@ -71,8 +71,7 @@ def compare(model: Lm, result: Any, rows: list[torch.Tensor], by_tokens: bool, h
     weight = float(outputs["tokens"]) if by_tokens else 1.0
     (outputs["loss"] / weight).backward()
     close = {"rtol": 2e-2, "atol": 2e-3 if by_tokens else 0.1} if half else {"rtol": 1e-5, "atol": 1e-6}
-    for own, other in zip(model.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(own.grad, other.grad, **close)
+    torch.testing.assert_close(*([p.grad for p in each.parameters()] for each in (model, plain)), **close)
     assert result.loss == pytest.approx(outputs["loss"].item() / weight, rel=1e-2 if half else 1e-6)
     assert result.scalars == pytest.approx(
         {"tokens": float(outputs["tokens"]), "right": outputs["right"].item() / weight}

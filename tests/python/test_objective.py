@@ -63,8 +63,7 @@ def train(model: nn.Module, rows: list[Any], **options: Any) -> list[torch.Tenso
 
 
 def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> None:
-    for left, right in zip(one, other, strict=True):
-        torch.testing.assert_close(left, right, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
 def summed(outputs: torch.Tensor, batch: Any) -> dict[str, Any]:

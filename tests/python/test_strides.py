@@ -61,11 +61,8 @@ def train(manager: accelmgr.Manager, optimizer: torch.optim.Optimizer, steps: in
 
 
 def assert_same(model: nn.Module, expected: nn.Module) -> None:
-    for (name, one), other in zip(model.named_parameters(), expected.parameters(), strict=True):
-        assert one.stride() == other.stride() == one.grad.stride() == other.grad.stride(), name
-        assert torch.equal(one, other) and torch.equal(one.grad, other.grad), name
-    for one, other in zip(model.buffers(), expected.buffers(), strict=True):
-        assert torch.equal(one, other)
+    for tensors_of in (nn.Module.state_dict, lambda model: [parameter.grad for parameter in model.parameters()]):
+        torch.testing.assert_close(tensors_of(model), tensors_of(expected), rtol=0, atol=0, check_stride=True)
 
 
 @pytest.mark.parametrize("start_method", ["fork", "spawn"])
