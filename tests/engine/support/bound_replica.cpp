@@ -12,7 +12,6 @@ void GradientSums::capture(std::size_t index, const void* gradient) {
   for (std::size_t i = 0; i < sum.size(); ++i)
     sum[i] += dtype == DType::float64 ? static_cast<const double*>(gradient)[i]
                                       : double(static_cast<const float*>(gradient)[i]);
-  order.push_back(index);
 }
 
 BoundReplica::BoundReplica(std::unique_ptr<replica::Replica> replica, std::uint64_t seed)
@@ -50,17 +49,7 @@ std::byte* BoundReplica::pages(std::size_t bytes) {
 
 void BoundReplica::begin_attempt() {
   sink_.sums.clear();
-  sink_.order.clear();
-  sink_.backwards = 0;
   replica_->begin_attempt();
-}
-
-replica::Totals BoundReplica::attempt(std::span<const replica::Field> batch, double divisor, int times) {
-  load();
-  begin_attempt();
-  replica_->load_parameters();
-  for (int i = 0; i < times; ++i) replica_->run(batch, divisor);
-  return replica_->collect();
 }
 
 }  // namespace accelmgr::test

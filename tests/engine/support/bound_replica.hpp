@@ -1,7 +1,6 @@
 // Binds a replica to memory of the test, as a runner binds one to a session.
 #pragma once
 
-#include <functional>
 #include <map>
 #include <memory>
 #include <span>
@@ -16,41 +15,28 @@ namespace accelmgr::test {
 class GradientSums final : public RunnerSide {
  public:
   void capture(std::size_t index, const void* gradient) override;
-  void backward_begins() override { ++backwards; }
-  bool wanted() override { return asked == nullptr || asked(); }
+  void backward_begins() override {}
+  bool wanted() override { return true; }
 
   const session::Manifest* manifest = nullptr;
   DType dtype = DType::float32;
   std::map<std::size_t, std::vector<double>> sums;
-  std::vector<std::size_t> order;
-  int backwards = 0;
-  std::function<bool()> asked;
 };
 
 class BoundReplica {
  public:
   /// Seeds the replica's generator with `seed`.
-  explicit BoundReplica(std::unique_ptr<replica::Replica> replica, std::uint64_t seed = 7);
+  BoundReplica(std::unique_ptr<replica::Replica> replica, std::uint64_t seed);
 
   replica::Replica& replica() { return *replica_; }
   GradientSums& sink() { return sink_; }
-  const session::Manifest& manifest() const { return manifest_; }
-  DType dtype() const { return sink_.dtype; }
   /// The place of a parameter in the master.
   const replica::Place& place(std::size_t parameter) const { return places_[parameter]; }
-  template <class T>
-  T* values(std::size_t parameter) const {
-    return reinterpret_cast<T*>(places_[parameter].data);
-  }
   /// All buffers, as the last save() wrote them.
   const std::vector<std::byte>& saved_buffers() const { return buffers_; }
 
   void save() { replica_->save({buffers_.data(), generator_}); }
-  void load() { replica_->load({buffers_.data(), generator_}); }
   void begin_attempt();
-
-  /// Loads the last saved state and runs an attempt of `times` micro-batches, each of them `batch`.
-  replica::Totals attempt(std::span<const replica::Field> batch, double divisor = 1, int times = 1);
 
  private:
   std::byte* pages(std::size_t bytes);

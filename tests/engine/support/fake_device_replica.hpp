@@ -42,8 +42,6 @@ class FakeDeviceReplica final : public replica::Replica {
   void use_nccl(std::function<device::Nccl()> table) { nccl_ = std::move(table); }
   replica::TeamMember* team_member() override;
 
-  const device::GradientCopies& copies() const { return *copies_; }
-
  private:
   struct Batch;
 

@@ -83,8 +83,6 @@ class Network {
   std::mt19937_64 generator_;
 };
 
-using NetworkFactory = std::unique_ptr<Network> (*)(const Config&);
-
 /// The field of that name. Throws ModelError if the batch has none.
 const replica::Field& field_of(std::span<const replica::Field> batch, const std::string& name);
 
