@@ -28,6 +28,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -39,62 +40,21 @@
 
 namespace accelmgr::faults {
 
-/// The name of a phase; empty if the value is no phase. There is no default case, so the compiler reports a
-/// missing enumerator.
+/// In the order of base::FaultPhase.
+inline constexpr std::string_view phase_names[] = {
+    "init",    "load_parameters", "data",      "forward", "backward",  "gradient_capture", "vote",
+    "voted",   "undo_saved",      "in_flight", "reduced", "chunk",     "update_saved",     "update_in_flight",
+    "updated", "publish",         "published", "close",   "checkpoint"};
+static_assert(std::size(phase_names) == static_cast<std::size_t>(base::FaultPhase::checkpoint) + 1);
+
 constexpr std::string_view name_of(base::FaultPhase phase) {
-  using enum base::FaultPhase;
-  switch (phase) {
-    case init:
-      return "init";
-    case load_parameters:
-      return "load_parameters";
-    case data:
-      return "data";
-    case forward:
-      return "forward";
-    case backward:
-      return "backward";
-    case gradient_capture:
-      return "gradient_capture";
-    case vote:
-      return "vote";
-    case voted:
-      return "voted";
-    case update_saved:
-      return "update_saved";
-    case update_in_flight:
-      return "update_in_flight";
-    case updated:
-      return "updated";
-    case undo_saved:
-      return "undo_saved";
-    case in_flight:
-      return "in_flight";
-    case reduced:
-      return "reduced";
-    case chunk:
-      return "chunk";
-    case publish:
-      return "publish";
-    case published:
-      return "published";
-    case close:
-      return "close";
-    case checkpoint:
-      return "checkpoint";
-  }
-  return "";
+  return phase_names[static_cast<std::size_t>(phase)];
 }
 
 /// All phases, in order.
 inline constexpr auto phases = [] {
-  constexpr auto count = [] {
-    std::size_t i = 0;
-    while (!name_of(static_cast<base::FaultPhase>(i)).empty()) ++i;
-    return i;
-  }();
-  std::array<base::FaultPhase, count> all{};
-  for (std::size_t i = 0; i < count; ++i) all[i] = static_cast<base::FaultPhase>(i);
+  std::array<base::FaultPhase, std::size(phase_names)> all{};
+  for (std::size_t i = 0; i < all.size(); ++i) all[i] = static_cast<base::FaultPhase>(i);
   return all;
 }();
 
