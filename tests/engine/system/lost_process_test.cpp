@@ -4,7 +4,6 @@
 #include <signal.h>
 #include <unistd.h>
 
-#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <future>
@@ -22,62 +21,6 @@
 namespace accelmgr::test {
 namespace {
 
-/// Prints the time since `begin_ns` and records it with the test result. The limit is far above the promised
-/// time, because the machine may be busy.
-void report_ms(const std::string& what, std::int64_t begin_ns) {
-  const double ms = double(base::now_ns() - begin_ns) / 1e6;
-  std::printf("%s: %.1f ms\n", what.c_str(), ms);
-  testing::Test::RecordProperty(what, fmt::format("{:.1f} ms", ms));
-  EXPECT_LT(ms, 30'000) << what;
-}
-
-TEST(LostRunner, KilledWhileItComputesEndsTheStep) {
-  Stage stage;
-  RunAfterOneStep run(stage);
-  stage.tell(1, Act::block);
-  auto step = run.step_in_background();
-  stage.wait_until_blocked(1);
-  const auto dead_ns = run.kill_and_wait(run.runner(1));
-  const auto result = step.get();
-  report_ms("from the runner's end to that of the step", dead_ns);
-  expect_failed(result, StepStatus::runner_lost,
-                {"runner 1", "killed by signal 9 (KILL)", "phase forward", "attempt 2"});
-  EXPECT_EQ(result.rank, 1);
-  EXPECT_EQ(result.step, 1u);
-  EXPECT_TRUE(run.has_added_nothing());
-
-  expect_failed(run.manager().step(), StepStatus::runner_lost, {"runner 1", "killed by signal 9 (KILL)"});
-  EXPECT_TRUE(run.has_added_nothing());
-}
-
-TEST(LostRunner, AnExceptionOfTheModelArrives) {
-  Stage stage;
-  RunAfterOneStep run(stage);
-  stage.tell(1, Act::throw_exception);
-  const auto result = run.manager().step();
-  expect_failed(result, StepStatus::runner_lost, {"runner 1", "phase forward", "the stage collapsed"});
-  EXPECT_EQ(result.rank, 1);
-  EXPECT_TRUE(run.has_added_nothing());
-  EXPECT_TRUE(ipc::wait_ended(run.runner(1), soon()));
-  expect_failed(run.manager().step(), StepStatus::runner_lost, {"exit code 17", "the stage collapsed"});
-}
-
-TEST(LostForkServer, TakesTheRunnersWithIt) {
-  Stage stage;
-  RunAfterOneStep run(stage);
-  stage.tell(0, Act::block);
-  stage.tell(1, Act::block);
-  auto step = run.step_in_background();
-  stage.wait_until_blocked(0);
-  stage.wait_until_blocked(1);
-  const auto dead_ns = run.kill_and_wait(run.processes().fork_server.get());
-  const auto result = step.get();
-  report_ms("from the fork server's end to that of the step", dead_ns);
-  expect_failed(result, StepStatus::runner_lost,
-                {"the fork server (pid", "killed by signal 9 (KILL)", "all runners with it"});
-  EXPECT_TRUE(run.has_added_nothing());
-}
-
 /// What rank 1 does when the manager is killed: it waits for the next step, or blocks in one, or has made one
 /// fail. An aborted attempt leaves gradients in the slabs, which no recovery may add to the master.
 class LostManager : public testing::TestWithParam<Act> {};
@@ -93,11 +36,10 @@ TEST_P(LostManager, LeavesTheGradientsReadableAndTakesItsProcessesWithIt) {
   } else if (GetParam() == Act::undefined_gradient) {
     EXPECT_EQ(run.manager().step().status, StepStatus::nonfinite);
   }
-  const auto dead_ns = run.kill_and_wait(run.processes().manager.get());
+  run.kill_and_wait(run.processes().manager.get());
   if (step.valid())
     expect_failed(step.get(), StepStatus::manager_lost, {"manager", "killed by signal 9 (KILL)"});
   expect_ended(run.processes());
-  report_ms("from the manager's end to that of fork server and runners", dead_ns);
   EXPECT_TRUE(run.has_added_nothing());
   expect_failed(run.manager().step(), StepStatus::manager_lost, {"manager", "killed by signal 9 (KILL)"});
   run.manager().stop();
@@ -203,9 +145,7 @@ TEST_P(LostHost, TakesAllWithIt) {
   Host host(stage, forks ? "forks" : "alone", hangs ? "steps" : "idles");
   if (hangs) stage.wait_until_blocked(1);
   host.kill_and_wait();
-  const auto dead_ns = base::now_ns();
   expect_ended(host.processes());
-  report_ms("from the host's end to that of all", dead_ns);
   if (forks) {
     EXPECT_FALSE(ipc::has_ended(host.child()));
     host.let_go();
@@ -234,10 +174,8 @@ TEST_P(LostHostThatStarts, TakesAManagerWithItThatIsInsideAFactory) {
   const auto manager = ipc::open_pidfd(pid);
   const auto fork_server = ipc::open_pidfd(only_child_of(pid));
   host.kill_and_wait();
-  const auto dead_ns = base::now_ns();
   EXPECT_TRUE(ipc::wait_ended(manager.get(), soon()));
   EXPECT_TRUE(ipc::wait_ended(fork_server.get(), soon()));
-  report_ms("from the host's end to that of manager and fork server", dead_ns);
   stage.release_factories();
   expect_nothing_left();
 }
@@ -316,36 +254,34 @@ TEST_F(ForkedChildrenTest, EndWithASignalToThemAlone) {
   expect_ok(run_->manager());
 }
 
-/// What ends, and whether the manager ends too.
-struct End {
-  const char* name;
-  void (*end)(StagedRun& run);
-  bool of_all;
-  friend void PrintTo(const End& end, std::ostream* out) { *out << end.name; }
-};
+void kill_runner(StagedRun& run) { run.kill_and_wait(run.runner(1)); }
+void kill_fork_server(StagedRun& run) { run.kill_and_wait(run.processes().fork_server.get()); }
+void kill_manager(StagedRun& run) { run.kill_and_wait(run.processes().manager.get()); }
+void stop(StagedRun& run) { run.manager().stop(); }
+void kill_all(StagedRun& run) { run.manager().kill(); }
 
-class ForkedChildrenEnd : public ForkedChildrenTest, public testing::WithParamInterface<End> {};
+/// What ends runner 1, and then the manager.
+struct Ends {
+  const char* name;
+  void (*first)(StagedRun& run);
+  void (*second)(StagedRun& run);
+};
+class ForkedChildrenEnd : public ForkedChildrenTest, public testing::WithParamInterface<Ends> {};
 
 TEST_P(ForkedChildrenEnd, WithTheirProcess) {
   const ForkedChildren children(stage_);
-  GetParam().end(*run_);
+  GetParam().first(*run_);
   children.expect_runners_ended();
-  if (GetParam().of_all)
-    children.expect_ended();
-  else
-    EXPECT_TRUE(children.manager_has_its());
+  EXPECT_TRUE(children.manager_has_its());
+  GetParam().second(*run_);
+  children.expect_ended();
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    All, ForkedChildrenEnd,
-    testing::Values(End{"RunnerKilled", [](StagedRun& run) { run.kill_and_wait(run.runner(1)); }, false},
-                    End{"ForkServerKilled",
-                        [](StagedRun& run) { run.kill_and_wait(run.processes().fork_server.get()); }, false},
-                    End{"ManagerKilled",
-                        [](StagedRun& run) { run.kill_and_wait(run.processes().manager.get()); }, true},
-                    End{"Stopped", [](StagedRun& run) { run.manager().stop(); }, true},
-                    End{"AllKilled", [](StagedRun& run) { run.manager().kill(); }, true}),
-    [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(All, ForkedChildrenEnd,
+                         testing::Values(Ends{"Killed", kill_runner, kill_manager},
+                                         Ends{"Stopped", kill_fork_server, stop},
+                                         Ends{"AllKilled", kill_runner, kill_all}),
+                         [](const auto& info) { return info.param.name; });
 
 TEST(ForkedChildrenOfAHost, EndWithIt) {
   Stage stage;
@@ -353,9 +289,7 @@ TEST(ForkedChildrenOfAHost, EndWithIt) {
   Host host(stage, "alone", "steps");
   const ForkedChildren children(stage);
   host.kill_and_wait();
-  const auto dead_ns = base::now_ns();
   children.expect_ended();
-  report_ms("from the host's end to that of what was forked", dead_ns);
   expect_ended(host.processes());
   expect_nothing_left();
 }

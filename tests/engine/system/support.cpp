@@ -119,12 +119,6 @@ void write_parameters(client::Handle& manager, const Tensors& values, const std:
 
 bool same_bits(const Tensors& a, const Tensors& b) { return a == b; }
 
-bool all_finite(const Tensor& tensor) {
-  for (std::size_t i = 0; i < tensor.count(); ++i)
-    if (!std::isfinite(tensor[i])) return false;
-  return true;
-}
-
 double distance(const Tensors& actual, const Tensors& expected) {
   EXPECT_EQ(actual.size(), expected.size());
   const auto norm_of = [](const Tensor& tensor) {

@@ -65,7 +65,6 @@ void write_parameters(client::Handle& manager, const Tensors& values,
 
 /// True if all tensors have the same bits.
 bool same_bits(const Tensors& a, const Tensors& b);
-bool all_finite(const Tensor& tensor);
 /// The largest distance between tensors at the same place, relative to the norm of the expected one. If that
 /// norm is zero, the distance of any other tensor is infinite. If it is zero but for rounding, as the
 /// gradient of a bias before a BatchNorm is, the distance is relative to the norm of all tensors.
