@@ -33,6 +33,7 @@ TEST(Service, WritesACheckpointWhenItEnds) {
   Tensors gradients;
   {
     ServiceRun service(on.config);
+    EXPECT_TRUE(fs::exists(on.folder / "checkpoints" / ".lock"));
     EXPECT_EQ(service.ask("POST", "/v1/step", R"({"count": 2})").status, 200);
     {
       const auto manager = service.attach();
@@ -40,6 +41,7 @@ TEST(Service, WritesACheckpointWhenItEnds) {
     }
     service.wait_until_alone();
     EXPECT_EQ(service.terminate(), 0);
+    EXPECT_FALSE(fs::exists(on.folder / "checkpoints" / ".lock"));
   }
   on.config.checkpoint.resume = "latest";
   const ServiceRun service(on.config);
@@ -86,6 +88,7 @@ TEST(Service, AHostGetsWhatTheLastOneHasSaved) {
     {
       auto manager = service.attach();
       EXPECT_EQ(found_by(manager), "nothing") << "the service alone has saved";
+      EXPECT_EQ(manager.run_id(), service.status()["run_id"]);
       expect_ok(manager);
       manager.save_checkpoint(
           {.tensors = {{"momentum", DType::uint8, {1}, &momentum}}, .json = R"({"lr":3})"});
@@ -139,20 +142,6 @@ TEST(Service, LocksADirectoryThatWasRemovedBeforeAHostSavesThere) {
     EXPECT_THAT(saves(), testing::HasSubstr("is in use by"));
   }
   EXPECT_EQ(saves(), "");
-}
-
-TEST(Service, TheHostOfAServiceWritesCheckpointsOfItsRun) {
-  Checkpointed on;
-  const ServiceRun service(on.config);
-  for (int host = 0; host < 2; ++host) {
-    auto manager = service.attach();
-    expect_ok(manager);
-    manager.save_checkpoint({});
-    const auto written = manager.checkpoints_written(30);
-    ASSERT_EQ(written.size(), 1u);
-    EXPECT_EQ(written[0].error, "");
-    EXPECT_EQ(manager.run_id(), service.status()["run_id"]);
-  }
 }
 
 TEST(Service, ThatGivesUpWritesItsLastCheckpoint) {

@@ -138,18 +138,6 @@ TEST(ServicePending, TheyEndWithTheService) {
 
 // ---- Resize ----
 
-TEST(ServiceResize, TheNextStepHasTheNewTeam) {
-  const Stage stage;
-  const ServiceRun service(with_room_for_three(stage));
-  for (const int runners : {3, 1, 2}) {
-    EXPECT_EQ(service.ask("POST", "/v1/resize", json{{"runners", runners}}.dump()).status, 200);
-    EXPECT_EQ(participants_of(service.ask("POST", "/v1/step")), runners);
-  }
-  const auto status = service.status();
-  EXPECT_EQ(status["steps"], 3);
-  EXPECT_EQ(status["losses"], 0);
-}
-
 TEST(ServiceResize, AppliesToTheStepsOfAHost) {
   const Stage stage;
   const ServiceRun service(with_room_for_three(stage));
@@ -227,24 +215,6 @@ class ServiceCheckpoint : public testing::Test {
   const TemporaryFolder folder_;
 };
 
-TEST_F(ServiceCheckpoint, WithoutAHostTheServiceWritesIt) {
-  auto continued = config();
-  {
-    ServiceRun service(config());
-    EXPECT_EQ(service.ask("POST", "/v1/step", R"({"count": 2})").status, 200);
-    const auto answer = service.ask("POST", "/v1/checkpoint");
-    EXPECT_EQ(answer.status, 200) << answer.body;
-    EXPECT_EQ(answer.body["step"], 2);
-    continued.checkpoint.resume = answer.body["path"];
-    EXPECT_EQ(service.ask("POST", "/v1/step").status, 200);
-    ipc::send_signal(service.pidfd(), SIGKILL);
-    service.wait();
-    std::filesystem::remove(service.socket());
-  }
-  const ServiceRun service(continued);
-  EXPECT_EQ(service.status()["steps"], 2);
-}
-
 TEST_F(ServiceCheckpoint, TheHostWritesItWithItsOptimizer) {
   using nlohmann::literals::operator""_json_pointer;
   const ServiceRun service(config());
@@ -318,11 +288,6 @@ TEST_F(ServiceCheckpoint, OfAHostLiesBelowTheServicesDirectoryAndOneElsewhereIsN
     EXPECT_TRUE(std::filesystem::exists(directory / "mine" / "step-00000001"));
   }
   EXPECT_TRUE(std::filesystem::exists(directory / "step-00000001")) << "the service has written its own";
-}
-
-TEST(ServiceCheckpointFolder, WithoutOneTheRequestIsRefused) {
-  const ServiceRun service;
-  EXPECT_EQ(service.ask("POST", "/v1/checkpoint").code(), "no_directory");
 }
 
 }  // namespace

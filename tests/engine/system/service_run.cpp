@@ -62,10 +62,6 @@ int host(const Arguments& arguments) {
       _exit(3);
     }
     if (deed == "detach") manager.stop();
-    if (deed == "fork" && fork() == 0) {
-      wait_for_test();
-      _exit(0);
-    }
     say(deed);
   }
   wait_for_test();
@@ -124,11 +120,6 @@ int ServiceRun::terminate() {
 void ServiceRun::kill() {
   ipc::send_signal(pidfd(), SIGKILL);
   wait();
-}
-
-void ServiceRun::wait_until_stopped(int rank) const {
-  const auto pid = status()["runners"][static_cast<std::size_t>(rank)]["pid"].get<pid_t>();
-  while (ipc::usage(pid).value().state != 'T') std::this_thread::yield();
 }
 
 void ServiceRun::wait_until_alone() const {

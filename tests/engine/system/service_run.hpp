@@ -23,9 +23,9 @@ namespace accelmgr::test {
 inline constexpr const char* serves = "serves";
 /// The role of a host: the path of the socket, and then what it does, one word each: "step", "write" (begins
 /// to write parameters), "tear" (the same, and writes one), "update" (the same, and ends it), "zero" (its
-/// gradients), "again" (executes this program as another host, which makes a step), "detach", "fork" (a child
-/// that waits for the test); or "at once" alone: attaches without patience, and says why it cannot. It says a
-/// line after each, and then waits for the test.
+/// gradients), "again" (executes this program as another host, which makes a step), "detach"; or "at once"
+/// alone: attaches without patience, and says why it cannot. It says a line after each, and then waits for
+/// the test.
 inline constexpr const char* attaches = "attaches";
 
 /// The role of an observer: the path of the socket. It says "observes", and then reads steps and parameters
@@ -59,8 +59,6 @@ class ServiceRun {
   pid_t pid() const { return service_.pid(); }
   int pidfd() const { return service_.pidfd(); }
 
-  /// Returns when a signal has stopped the runner.
-  void wait_until_stopped(int rank) const;
   /// Returns when no host has the lease.
   void wait_until_alone() const;
 

@@ -191,19 +191,6 @@ TEST(Watch, AHostThatIsKilledLeavesItsStepsAndTheNextOneGoesOn) {
   EXPECT_EQ(steps(service, "?since=2")["steps"][0]["step"], 3);
 }
 
-TEST(Watch, EventsSayWhatIsLostAndWhenTheServiceEnds) {
-  ServiceRun service;
-  Subscriber subscriber(service);
-  subscriber.next("host");
-  ipc::send_signal(service.runner(1), SIGKILL);
-  const auto incident = subscriber.next("incident");
-  EXPECT_EQ(incident["rank"], 1);
-  EXPECT_EQ(incident["exit"], "killed by signal 9 (KILL)");
-  EXPECT_EQ(service.terminate(), 0);
-  EXPECT_EQ(subscriber.next("closing"), json::parse(R"({"why": "signal 15"})"));
-  EXPECT_TRUE(subscriber.has_ended());
-}
-
 TEST(Watch, TheLastStepOfAServiceIsAnEvent) {
   Stage stage;
   ServiceRun service(restarting(stage));
@@ -282,18 +269,6 @@ TEST(Watch, AClientThatLeavesDuringAStepDisturbsNothing) {
   while (service.status()["steps"] != 1) std::this_thread::yield();
   while (service.ask("POST", "/v1/step").status != 200) std::this_thread::yield();
   EXPECT_EQ(numbers_of(steps(service)), (std::vector{1, 2}));
-}
-
-TEST(Watch, MetricsAreThoseOfTheSession) {
-  const ServiceRun service;
-  auto manager = service.attach();
-  for (int i = 0; i < 2; ++i) expect_ok(manager);
-  auto connection = client::ServiceSocket::connect(service.socket(), soon());
-  const auto text = connection.ask("GET", "/metrics", "", "", soon()).body;
-  for (const auto* line : {"accelmgr_host_attached 1\n", "accelmgr_steps_total{status=\"ok\"} 2\n",
-                           "accelmgr_step_duration_seconds_count 2\n", "accelmgr_committed_steps_total 2\n",
-                           "accelmgr_runner_ready{rank=\"1\"} 1\n", "accelmgr_incidents_total 0\n"})
-    EXPECT_THAT(text, HasSubstr(line));
 }
 
 }  // namespace
