@@ -139,32 +139,6 @@ TEST_F(Devices, MayBeMixedWithTheCpuWhoseRunnersSeeNoGpu) {
   expect_told({{on('c')}, {"cpu "}, {on('a')}});
 }
 
-TEST_F(Devices, AreThereForTheRunnersOfAResize) {
-  auto growing = config(accelmgr::Device::cuda, 1);
-  growing.runners.max_runners = 2;
-  client::Handle manager(growing, {});
-  expect_ok(manager);
-  manager.resize(2);
-  expect_ok(manager);
-  EXPECT_THAT(told_to(1), ElementsAre(on('b')));
-}
-
-TEST_F(Devices, ThatAreMissingRefuseTheStart) {
-  set_gpus("0");
-  expect_refused(config(accelmgr::Device::cuda), "runners.device",
-                 {"runners.device is cuda, but no GPU can be used", "CUDA_ERROR_NO_DEVICE"});
-}
-
-TEST_F(Devices, ThatAreMissingLeaveTheCpuWhereThatIsAllowed) {
-  set_gpus("0");
-  setenv("CUDA_VISIBLE_DEVICES", "5", 1);
-  client::Handle manager(config(accelmgr::Device::automatic), {});
-  expect_ok(manager);
-  EXPECT_EQ(manager.config().nprocs, 2);
-  EXPECT_EQ(manager.config().runners.device, accelmgr::Device::cpu);
-  EXPECT_THAT(told_to(0), ElementsAre("cpu 5")) << "a run on the CPU changes no variable";
-}
-
 TEST_F(Devices, OfAnotherSessionAreLeftToIt) {
   client::Handle first(config(accelmgr::Device::automatic, 2), {});
   expect_ok(first);
@@ -205,10 +179,7 @@ class DeviceSlices : public Devices {
     set_gpus("1");
     setenv("FAKE_DRIVER_SLICES", "3", 1);
   }
-  ~DeviceSlices() override {
-    unsetenv("FAKE_DRIVER_SLICES");
-    unsetenv("FAKE_NVML_FAILS");
-  }
+  ~DeviceSlices() override { unsetenv("FAKE_DRIVER_SLICES"); }
 };
 
 TEST_F(DeviceSlices, HaveARunnerEachAndGoToOneSessionEach) {
@@ -223,18 +194,6 @@ TEST_F(DeviceSlices, HaveARunnerEachAndGoToOneSessionEach) {
   expect_refused(naming, "runners.devices",
                  {"names a GPU that another session has", "MIG-a0a1a2a3-02a5",
                   fmt::format("by process {}", second.statistics().manager_pid)});
-}
-
-TEST_F(DeviceSlices, ThatNothingListsAreUsedAndClaimedByTheirNames) {
-  setenv("FAKE_NVML_FAILS", "nvmlInit_v2", 1);
-  auto naming = config(accelmgr::Device::cuda);
-  naming.runners.devices = {on_slice(2).substr(5), on_slice(1).substr(5)};
-  client::Handle first(naming, {});
-  expect_ok(first);
-  expect_told({{on_slice(2)}, {on_slice(1)}});
-  expect_refused(naming, "runners.devices",
-                 {"names a GPU that another session has", "MIG-a0a1a2a3-02a5",
-                  fmt::format("by process {}", first.statistics().manager_pid)});
 }
 
 TEST_F(Devices, GoToOneOfTwoSessionsThatBeginAtOnce) {
