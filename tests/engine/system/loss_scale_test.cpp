@@ -100,34 +100,6 @@ TEST_P(LossScale, IsLoweredUntilTheGradientsOfAnyModelFitAndChangesNoBit) {
 INSTANTIATE_TEST_SUITE_P(All, LossScale, testing::Values(perceptron, perceptron_on_fake_device),
                          [](const auto& info) { return info.param; });
 
-TEST(LossScale, GrowsAfterGoodStepsAndIsHalvedWhereItNoLongerFits) {
-  client::Handle manager(scaled(limited_config(), 1, 2), {});
-  double scale = 1;
-  std::uint32_t good_steps = 0, lowered = 0;
-  for (int step = 0; step < 40; ++step) {
-    const auto result = expect_ok(manager, {.accumulate = false});
-    if (result.loss_scale_lowered > 0) good_steps = 0;
-    scale = std::ldexp(scale, -static_cast<int>(result.loss_scale_lowered));
-    EXPECT_EQ(result.loss_scale, scale) << step;
-    lowered += result.loss_scale_lowered;
-    if (++good_steps < 2) continue;
-    scale *= 2;
-    good_steps = 0;
-  }
-  EXPECT_GT(lowered, 2u);
-}
-
-TEST(LossScale, IsOneWithoutFp16) {
-  for (const auto autocast : {Autocast::off, Autocast::bf16}) {
-    auto config = limited_config();
-    config.runners.autocast = autocast;
-    client::Handle manager(config, {});
-    const auto result = expect_ok(manager);
-    EXPECT_EQ(result.loss_scale, 1);
-    EXPECT_EQ(result.loss_scale_lowered, 0u);
-  }
-}
-
 TEST(LossScale, BelowOneFitsGradientsThatFloat16CannotHold) {
   constexpr double beyond_some = 0.01;
   auto config = limited_config(beyond_some);
@@ -158,19 +130,6 @@ TEST(LossScale, ARunnerKilledWhileTheScaleIsLoweredIsReplacedAndTheScaleIsKept) 
   }
   EXPECT_EQ(lowered, expected.lowered);
   EXPECT_EQ(manager.statistics().replacements, 1u);
-}
-
-TEST(LossScale, OutlivesTheManager) {
-  const auto config = scaled(limited_config(), 0x1p16);
-  client::Handle manager(config, {});
-  const auto first = expect_ok(manager);
-  ASSERT_GT(first.loss_scale_lowered, 0u);
-  kill_and_wait(manager.statistics().manager_pid);
-  EXPECT_EQ(manager.step().status, StepStatus::manager_lost);
-  manager.recover();
-  const auto second = expect_ok(manager);
-  EXPECT_LE(second.loss_scale, first.loss_scale);
-  EXPECT_EQ(second.loss_scale, std::ldexp(first.loss_scale, -static_cast<int>(second.loss_scale_lowered)));
 }
 
 /// The scales of the steps up to `steps`.

@@ -120,21 +120,6 @@ TEST_P(Replicas, ComputeTheBitsOfOneInTheHostsMemoryInBfloat16Slabs) {
   EXPECT_FALSE(same_bits(narrow, outcome_of(config)));
 }
 
-TEST_P(Replicas, DrawOtherNumbersFromAnotherSeed) {
-  auto config = perceptron_config({.inputs = 4, .hidden = 6, .dropout = 0.5}, GetParam());
-  const auto initial = parameters_of(client::Handle(config, {}));
-  const auto gradients = [&] {
-    client::Handle manager(config, {});
-    write_parameters(manager, initial);
-    expect_ok(manager);
-    return gradients_of(manager);
-  };
-  const auto first = gradients();
-  EXPECT_TRUE(same_bits(first, gradients()));
-  config.seed_base += 1;
-  EXPECT_FALSE(same_bits(first, gradients()));
-}
-
 INSTANTIATE_TEST_SUITE_P(All, Replicas, testing::Values(perceptron, perceptron_on_fake_device),
                          [](const auto& info) { return info.param; });
 

@@ -118,16 +118,5 @@ TEST(Recover, TrainingGoesOnOverTheSameSession) {
   expect_same(outcome_of(run), expected);
 }
 
-TEST(Recover, IsForAManagerThatEndedBetweenStepsToo) {
-  const auto expected = undisturbed(2);
-  Stage stage;
-  RunAfterOneStep run(restarting(stage));
-  run.kill_and_wait(run.processes().manager.get());
-  EXPECT_NE(message_of<SessionError>([&] { run.manager().resize(1); }).find("recover()"), std::string::npos);
-  run.manager().recover();
-  expect_ok(run.manager());
-  expect_same(outcome_of(run), expected);
-}
-
 }  // namespace
 }  // namespace accelmgr::test

@@ -12,7 +12,6 @@
 #include "accelmgr/errors.hpp"
 #include "accelmgr/init.hpp"
 #include "element_weights.hpp"
-#include "engine/checkpoint/lock.hpp"
 #include "engine/support/plain_replica.hpp"
 #include "role_process.hpp"
 #include "staged_run.hpp"
@@ -96,42 +95,23 @@ class Resume : public testing::Test {
     training.train(steps);
     return training.save();
   }
-  /// Stops after five steps, within an update, and resumes up to twelve. The outcome must be that of one run.
-  void expect_goes_on(const Config& config) {
-    const auto path = train_and_save(config, 5);
-    Training resumed(from(config, "latest"));
-    ASSERT_TRUE(resumed.manager().resumed());
-    EXPECT_EQ(resumed.manager().resumed()->step, 5u);
-    EXPECT_EQ(resumed.manager().resumed()->path, path);
-    EXPECT_EQ(resumed.manager().statistics().steps, 5u);
-    resumed.train(12);
-    expect_same(resumed.outcome(), undisturbed(config, 12));
-  }
-
   const TemporaryFolder folder_;
   const std::string directory_ = folder_.path();
   Stage stage_;
 };
 
-TEST_F(Resume, ACheckpointUnderWayEndsWithTheManagerThatWroteIt) {
-  RunAfterOneStep run(config());
-  ipc::send_signal(run.processes().manager.get(), SIGSTOP);
-  run.manager().save_checkpoint({});
-  run.kill_and_wait(run.processes().manager.get());
-  EXPECT_EQ(run.manager().step().status, StepStatus::manager_lost);
-  const auto written = run.manager().checkpoints_written(30);
-  ASSERT_EQ(written.size(), 1u);
-  expect_contains(written[0].error, {"the manager process ended before the checkpoint was written"});
-  EXPECT_THROW(run.manager().save_checkpoint({}), SessionError);
-}
-
-TEST_F(Resume, EndsAsOneRunWithMomentum) { expect_goes_on(config()); }
-
 TEST_F(Resume, EndsAsOneRunAcrossEpochsOfAShuffledSource) {
   auto shuffled = config();
   shuffled.data.kind = "shuffled";
   shuffled.buffers.policy = BufferPolicy::mean;
-  expect_goes_on(shuffled);
+  const auto path = train_and_save(shuffled, 5);  // Within an update.
+  Training resumed(from(shuffled, "latest"));
+  ASSERT_TRUE(resumed.manager().resumed());
+  EXPECT_EQ(resumed.manager().resumed()->step, 5u);
+  EXPECT_EQ(resumed.manager().resumed()->path, path);
+  EXPECT_EQ(resumed.manager().statistics().steps, 5u);
+  resumed.train(12);
+  expect_same(resumed.outcome(), undisturbed(shuffled, 12));
 }
 
 /// Runs a host in a process of its own, and kills it in its sixth step. Returns its checkpoint.
@@ -218,50 +198,6 @@ TEST_F(Resume, GivesBackWhatTheHostAdded) {
   EXPECT_TRUE(same_bits(copies(manager.resumed()->tensors), {mine}));
 }
 
-TEST_F(Resume, KeepsTheIdOfTheRunAndItsConfiguration) {
-  auto sgd = config();
-  sgd.seed_base = 5;
-  std::string id;
-  {
-    Training training(sgd);
-    id = training.manager().run_id();
-    training.train(1);
-    training.save();
-  }
-  client::Handle manager(from(config(), "latest"), {});
-  EXPECT_EQ(manager.run_id(), id);
-  EXPECT_EQ(manager.resumed()->run_id, id);
-  expect_contains(manager.resumed()->configuration, {"seed_base\": 5"});
-}
-
-TEST_F(Resume, AnotherRunReplacesNothing) {
-  train_and_save(config(), 2);
-  client::Handle manager(config(), {});
-  expect_ok(manager);
-  expect_contains(message_of<CheckpointError>([&] { manager.save_checkpoint({}); }),
-                  {"step-00000002' is of another run", "checkpoint.resume", "checkpoint.directory"});
-  const auto elsewhere = directory_ + "/elsewhere";
-  manager.save_checkpoint({.directory = elsewhere});
-  const auto written = manager.checkpoints_written(30);
-  ASSERT_EQ(written.size(), 1u);
-  EXPECT_EQ(written[0].path, elsewhere + "/step-00000001");
-}
-
-TEST_F(Resume, OneManagerAtATimeWritesToADirectory) {
-  Training training(config());
-  training.train(1);
-  training.save();
-  client::Handle other(from(config(), "latest"), {});
-  const std::string in_use = directory_ + "' is in use by another manager of this process";
-  expect_contains(message_of<CheckpointError>([&] { other.save_checkpoint({}); }), {in_use});
-  expect_contains(message_of<CheckpointError>([&] { client::Handle(config(), {.lock_checkpoints = true}); }),
-                  {in_use});
-  training.manager().stop();
-  expect_ok(other);
-  other.save_checkpoint({});
-  EXPECT_EQ(other.checkpoints_written(30).at(0).error, "");
-}
-
 TEST_F(Resume, WithoutADirectoryNothingCanBeSaved) {
   auto config = staged_config(stage_);
   client::Handle manager(config, {});
@@ -294,24 +230,6 @@ TEST_F(Resume, AManagerKilledWhileItWritesIsToldAndTheNextCheckpointIsGood) {
   resumed.train(12);
   expect_same(resumed.outcome(), undisturbed(config(), 12));
   EXPECT_EQ(std::distance(fs::directory_iterator(directory_), {}), 2) << "what was left of step 4";
-}
-
-TEST(CheckpointDirectory, ThatWasRemovedIsLockedAgainUnlessAnotherRunHasTakenIt) {
-  const TemporaryFolder parent;
-  const auto directory = parent / "checkpoints";
-  Stage stage;
-  StagedRun run(resumable_config(stage.path(), directory));
-  for (const bool again : {false, true}) {
-    if (again) fs::remove_all(directory);
-    expect_ok(run.manager());
-    run.manager().save_checkpoint({});
-    EXPECT_EQ(run.manager().checkpoints_written(60).at(0).error, "");
-  }
-  EXPECT_TRUE(fs::exists(directory / "step-00000002"));
-  EXPECT_THROW(checkpoint::DirectoryLock{directory}, CheckpointError);
-  fs::remove_all(directory);
-  const checkpoint::DirectoryLock other(directory);
-  EXPECT_THROW(run.manager().save_checkpoint({}), CheckpointError);
 }
 
 /// What a manager that is stopped while it writes a checkpoint prints, and its folder.

@@ -14,7 +14,6 @@
 #include "engine/support/plain_replica.hpp"
 #include "staged_run.hpp"
 #include "support.hpp"
-#include "temporary_folder.hpp"
 
 namespace accelmgr::test {
 namespace {
@@ -156,18 +155,6 @@ TEST(MeasuredShare, SharesThatChangeAgainAndAgainUnderKillsLoseAndDoubleNothing)
   EXPECT_GT(run.recoveries(), 0);
 }
 
-TEST(MeasuredShare, AfterAShrinkTheStepHasThatManyRunnersFewerMicroBatches) {
-  auto config = slow_and_fast_config(3);
-  config.runners.on_loss = LossPolicy::shrink;
-  CheckedRun run(config);
-  run.step_until_uneven();
-  run.kill_and_wait(run.runner(2));
-  std::vector<std::uint64_t> samples;
-  for (int i = 0; i < 8; ++i) samples = run.step();
-  ASSERT_EQ(samples.size(), 2u);
-  EXPECT_EQ(samples[0] + samples[1], 16u);
-}
-
 TEST(MeasuredShare, ATeamThatGrowsBeginsEvenAndIsMeasuredAnew) {
   auto config = slow_and_fast_config();
   config.runners.max_runners = 3;
@@ -179,24 +166,6 @@ TEST(MeasuredShare, ATeamThatGrowsBeginsEvenAndIsMeasuredAnew) {
   run.step_until_uneven();
   run.manager().resize(1);
   EXPECT_EQ(run.step(), (std::vector<std::uint64_t>{8}));
-}
-
-TEST(MeasuredShare, ARunThatIsResumedGoesOnWithTheNextElement) {
-  const TemporaryFolder folder;
-  auto config = slow_and_fast_config();
-  config.checkpoint.directory = folder.path();
-  std::uint64_t trained = 0;
-  {
-    CheckedRun run(config);
-    run.step_until_uneven();
-    run.manager().save_checkpoint({});
-    trained = run.manager().statistics().elements;
-    run.step();
-  }
-  config.checkpoint.resume = "latest";
-  CheckedRun resumed(config);
-  EXPECT_EQ(resumed.manager().statistics().elements, trained);
-  resumed.step_until_uneven();
 }
 
 TEST(MeasuredShare, ALastShortStepIsAMeanBySamples) {
