@@ -224,16 +224,6 @@ class Dashboard(ServiceTest):
         self.wait_for("#runners", rf"Runner 0\s+ready\s+waiting\s+{slots} of {slots}\s+20\s")
         self.end(process)
 
-    def test_a_button_makes_steps(self):
-        process = self.serve()
-        self.open()
-        self.type("#step input", "2")
-        self.click("#step button")
-        self.wait_for("#result", "^Making 2 steps: done.$")
-        self.wait_for("#steps", "^2$")
-        self.assertEqual(self.status()["steps"], 2)
-        self.end(process)
-
     def test_the_team_is_resized_and_a_runner_restarted(self):
         process = self.serve(*THREE)
         self.open()

@@ -13,8 +13,6 @@ import unittest
 import serve_cli_test
 from serve_cli_test import DONE, WATCHDOG_S, ServiceTest
 
-MOST_HEADER_BYTES, MOST_BODY_BYTES = 8 * 1024, 64 * 1024
-
 
 def header_of(method, target, length=0, more=""):
     return f"{method} {target} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n{more}\r\n".encode()
@@ -82,20 +80,13 @@ class HostileClients(ServiceTest):
         self.assertEqual(self.as_another_user([another, group]), "200")
         self.end_well(process)
 
-    def test_what_is_too_large_or_hides_a_request_is_refused(self):
+    def test_what_hides_a_request_is_refused(self):
         process = self.serve()
         hidden = b"0\r\n\r\n" + header_of("POST", "/v1/stop")
-        for refusal, sent in {
-                rf"431 [^\0]*a header may have {MOST_HEADER_BYTES} bytes":
-                    [header_of("GET", "/healthz", more="X: " + "x" * MOST_HEADER_BYTES + "\r\n")],
-                "413 ": [header_of("POST", "/v1/step", length) for length in (MOST_BODY_BYTES + 1, 10 ** 15)],
-                "400 ": [header_of("POST", "/v1/zero_grad", 0, more + "Connection: close\r\n") + hidden
-                         for more in ("Transfer-Encoding: chunked\r\n", "Content-Length: 5\r\n")],
-        }.items():
-            for request in sent:
-                answer = self.ask_raw(request)
-                self.assertRegex(answer, "^HTTP/1.1 " + refusal)
-                self.assertEqual(answer.count("HTTP/1.1"), 1)
+        for more in ("Transfer-Encoding: chunked\r\n", "Content-Length: 5\r\n"):
+            answer = self.ask_raw(header_of("POST", "/v1/zero_grad", 0, more + "Connection: close\r\n") + hidden)
+            self.assertRegex(answer, "^HTTP/1.1 400 ")
+            self.assertEqual(answer.count("HTTP/1.1"), 1)
         self.end_well(process)
 
 

@@ -141,11 +141,6 @@ class OutputTest(SpawnTest):
         self.assertEqual(len(pipes), 1, "one pipe: that of this test")
         self.assertEqual(sorted(line for line in out.splitlines() if line.isdigit()), ["0", "1"])
 
-    def test_megabytes_without_an_end_of_line_arrive(self):
-        out, _ = self.spawn("--nprocs", "1", *shell("head -c 3000000 /dev/zero | tr '\\0' x"))
-        lines = out.splitlines()
-        self.assertTrue(all(line.startswith("[rank 0] ") for line in lines))
-        self.assertEqual(sum(len(line) - len("[rank 0] ") for line in lines), 3000000)
 
 
 class FailureTest(SpawnTest):
@@ -158,19 +153,6 @@ class FailureTest(SpawnTest):
         report = self.report()
         self.assertEqual((report["exit_code"], report["ended"], report["later"]), (3, 2, []))
         self.assertEqual(report["first"]["what"], "ValueError: no good")
-
-    def test_of_a_signal_the_shell_s_code_and_the_end_of_standard_error(self):
-        script = "[ $RANK = 0 ] && { echo my last words >&2; kill -SEGV $$; }; sleep 1000"
-        _, err = self.spawn("--nprocs", "2", "--log-dir", "logs", *shell(script), exits=128 + signal.SIGSEGV)
-        self.assert_contains(err, "rank 0 failed: killed by signal 11 (SEGV)", "my last words",
-                             str(self.folder / "logs/attempt_0/0"), str(self.folder / "logs/accelmgr-error.json"))
-        self.assertEqual(self.report("logs")["first"]["last_lines"], ["my last words"])
-
-    def test_a_run_that_succeeds_removes_the_report_of_an_earlier_one(self):
-        self.spawn("--nprocs", "1", *shell("false"), exits=1)
-        self.assertTrue((self.folder / "accelmgr-error.json").exists())
-        self.spawn("--nprocs", "1", *shell("true"))
-        self.assertFalse((self.folder / "accelmgr-error.json").exists())
 
     def test_all_are_started_again_as_often_as_allowed(self):
         # Rank 1 waits for rank 0's output before it fails: its failure ends rank 0, perhaps before that has printed.
@@ -256,24 +238,6 @@ class TwoNodesTest(SpawnTest):
         lines = ["[rank 0] 0 of 3, node 0", "[rank 1] 1 of 3, node 0", "[rank 2] 2 of 3, node 1"]
         self.assertEqual(sorted(outs), lines)
         self.assertEqual(self.report("node0"), self.report("node1"))
-
-    def test_all_hosts_start_again(self):
-        fails_once = shell("echo $TORCHELASTIC_RESTART_COUNT; touch said$RANK; until [ -e said0 ]; do :; done; "
-                           "exit $((RANK == 1 && !TORCHELASTIC_RESTART_COUNT))")
-        runs = self.start_two("--max-restarts", "1", *fails_once)
-        for rank, run in enumerate(runs):
-            out, err = run.communicate()
-            self.assertEqual((run.returncode, out), (DONE, f"[rank {rank}] 0\n[rank {rank}] 1\n"), err)
-
-    def test_ctrl_c_on_one_ends_both(self):
-        runs = self.start_two(*shell("echo ready; exec sleep 1000"))
-        for run in runs:
-            run.stdout.readline()
-        os.kill(runs[1].pid, signal.SIGINT)
-        for run in runs:
-            _, err = run.communicate()
-            self.assertEqual(run.returncode, INTERRUPTED, err)
-            self.assertIn("interrupted by SIGINT", err)
 
     def test_an_agent_that_is_killed_ends_the_other(self):
         for victim in range(2):

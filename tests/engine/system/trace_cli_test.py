@@ -119,19 +119,6 @@ class Trace(ServiceTest):
         self.assertIn("the trace ends early: ", tracing.stderr.read())
         self.assertEqual(self.ranks_by_step(self.events(), "forward"), {1: [0, 1]})
 
-    def test_spans_that_are_gone_are_told(self):
-        process = self.serve()
-        tracing = self.tracing(1000)
-        tracing.send_signal(signal.SIGSTOP)
-        self.assertEqual(self.ask("step", "--count", "1000").returncode, DONE)
-        tracing.send_signal(signal.SIGCONT)
-        tracing.send_signal(signal.SIGINT)
-        self.assertEqual(tracing.wait(WATCHDOG_S), INTERRUPTED)
-        self.assertRegex(tracing.stderr.read(), r"^accelmgr: \d+ more spans were written over before")
-        self.events()
-        self.assertGreater(json.loads(self.file.read_bytes())["otherData"]["overwritten_spans"], 0)
-        self.end(process)
-
     def test_what_is_wrong_is_said(self):
         self.assertIn("no service can be reached at", self.trace().stderr)
         self.assertFalse(self.file.exists())
