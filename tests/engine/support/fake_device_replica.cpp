@@ -10,6 +10,8 @@
 namespace accelmgr::test {
 namespace {
 
+constexpr double timeout_s = 60;  // Then the device hangs.
+
 std::shared_ptr<FakeCuda> shared_fake() {
   static std::weak_ptr<FakeCuda> shared;
   auto fake = shared.lock();
@@ -38,7 +40,7 @@ FakeDeviceReplica::~FakeDeviceReplica() {
 }
 
 void FakeDeviceReplica::bind(const replica::Binding& to) {
-  if (fake_ == nullptr) fake_ = shared_fake();
+  fake_ = shared_fake();
   binding_.emplace(to);
   device_.emplace(FakeCuda::runtime(), 0);
   compute_ = device_->make_stream();
@@ -49,12 +51,12 @@ void FakeDeviceReplica::bind(const replica::Binding& to) {
   }
   summed_.resize(sums_.size());
   upload_.emplace(*device_, to, targets, compute_.get());
-  copies_.emplace(*device_, to, compute_.get(), timeout_s_);
+  copies_.emplace(*device_, to, compute_.get(), timeout_s);
 }
 
 replica::TeamMember* FakeDeviceReplica::team_member() {
   if (!nccl_) return nullptr;
-  team_member_.emplace(*device_, nccl_(), *copies_, *upload_, binding_->progress, timeout_s_);
+  team_member_.emplace(*device_, nccl_(), *copies_, *upload_, binding_->progress, timeout_s);
   return &*team_member_;
 }
 

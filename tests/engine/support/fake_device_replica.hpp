@@ -20,11 +20,7 @@ namespace accelmgr::test {
 
 class FakeDeviceReplica final : public replica::Replica {
  public:
-  /// `fake`: null for one that all replicas of this process share, whose streams are threads. `timeout_s`:
-  /// then the device hangs.
-  explicit FakeDeviceReplica(std::unique_ptr<Network> network, std::shared_ptr<FakeCuda> fake = nullptr,
-                             double timeout_s = 60)
-      : network_(std::move(network)), fake_(std::move(fake)), timeout_s_(timeout_s) {}
+  explicit FakeDeviceReplica(std::unique_ptr<Network> network) : network_(std::move(network)) {}
   ~FakeDeviceReplica() override;
 
   replica::Description describe() override { return network_->description(); }
@@ -54,8 +50,9 @@ class FakeDeviceReplica final : public replica::Replica {
   // Kernels write these. The runner's thread reads them when the compute stream is done.
   replica::Totals totals_;
   std::exception_ptr failure_;
-  std::shared_ptr<FakeCuda> fake_;  ///< Members below use it, and the kernels use members above.
-  double timeout_s_;
+  /// All replicas of this process share it; its streams are threads. Members below use it, and the kernels
+  /// use members above.
+  std::shared_ptr<FakeCuda> fake_;
   std::optional<replica::Binding> binding_;
   std::optional<device::Device> device_;
   device::Stream compute_;

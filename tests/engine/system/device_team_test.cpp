@@ -170,17 +170,6 @@ TEST_F(DeviceTeam, IsNotWhereItIsOffOrGpusAreSharedOrThereIsOne) {
   }
 }
 
-// Those with a library are the team.
-TEST_F(DeviceTeam, LeavesOutARankWithoutTheLibrary) {
-  const auto expected = on_cpus(3, 2);
-  auto config = with_fault("1:missing", 3);
-  config.model.options.erase("nccl_fault_once");
-  Trained trained(config);
-  for (int i = 0; i < 2; ++i) trained.step();
-  EXPECT_EQ(trained.team(), 0b101U);
-  expect_like(trained, expected);
-}
-
 // It has computed nothing that counts.
 TEST_F(DeviceTeam, ThatARankCannotJoinIsNoLossAndTheStepGoesThroughTheSession) {
   for (const char* fault : {"0:refuse_id", "0:refuse_join", "1:refuse_join", "1:fail_gather", "0:fail_sum"}) {

@@ -58,40 +58,5 @@ TEST(Device, ThatTakesLongIsNotTakenForOneThatHangs) {
   expect_same(outcome_of(run), expected);
 }
 
-Config with_device_fault(const Stage& stage, const char* fault) {
-  auto config = on_device(stage);
-  config.model.options["device_fault"] = fault;
-  return config;
-}
-
-/// The error of the first step on devices with that fault.
-std::string error_of_step_with(const char* fault, const char* timeout_s = "60") {
-  Stage stage;
-  auto config = with_device_fault(stage, fault);
-  config.model.options["device_timeout_s"] = timeout_s;
-  StagedRun run(config);
-  const auto result = run.manager().step();
-  EXPECT_EQ(result.status, StepStatus::runner_lost);
-  EXPECT_FALSE(result.counted);
-  return result.error;
-}
-
-TEST(Device, WithoutEnoughMemoryRefusesTheStart) {
-  const Stage stage;
-  const auto what =
-      message_of<RunnerError>([&] { client::Handle(with_device_fault(stage, "out_of_memory"), {}); });
-  expect_contains(what, {"cudaMalloc: cudaErrorMemoryAllocation (2): out of memory"});
-  expect_nothing_left();
-}
-
-TEST(Device, ThatMeetsAnIllegalAddressLosesItsRunner) {
-  expect_contains(error_of_step_with("illegal_address"), {"cudaErrorIllegalAddress (700)"});
-}
-
-TEST(Device, ThatHangsLosesItsRunnerAtItsDeadline) {
-  expect_contains(error_of_step_with("hang", "0.2"),
-                  {"the device hangs: it has not done its work within 0.2 s"});
-}
-
 }  // namespace
 }  // namespace accelmgr::test

@@ -8,7 +8,6 @@ namespace accelmgr::test {
 
 /// The table of FakeNccl. `model.options["nccl_fault"]` is a rank and a fault, "1:hang_join":
 ///
-///   missing      the library is not there
 ///   refuse_id    ncclGetUniqueId fails
 ///   refuse_join, kill_join, hang_join   in ncclCommInitRankConfig: it fails, KILL, it does not return
 ///   absent       the rank joins another team, where it waits for ever
@@ -17,9 +16,9 @@ namespace accelmgr::test {
 ///   fail_gather, kill_gather  in ncclAllGather, likewise
 ///   hang_abort   ncclCommAbort does not return, and ends nothing
 ///
-/// A fault strikes once if `nccl_fault_once` names a file, which it makes then. With `nccl_fault_spreads` the
-/// devices of the other ranks break when they look at their communicators, or abort them, after that; each
-/// rank's does so once. Throws UsageError.
+/// A fault strikes once: it makes the file `nccl_fault_once` then. With `nccl_fault_spreads` the devices of
+/// the other ranks break when they look at their communicators, or abort them, after that; each rank's does
+/// so once.
 device::Nccl nccl_of_rank(const Config& config, int rank);
 
 }  // namespace accelmgr::test

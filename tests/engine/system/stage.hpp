@@ -34,10 +34,7 @@ inline constexpr const char* staged = "staged";
 inline constexpr const char* mixed_dtypes = "mixed_dtypes";
 /// That model on the transport for devices.
 inline constexpr const char* mixed_dtypes_on_fake_device = "mixed_dtypes_on_fake_device";
-/// The same model on the transport for devices (engine/support/fake_device_replica.hpp). With the option
-/// `device_fault`, the device of each runner is `out_of_memory` when the replica is bound, meets an
-/// `illegal_address` in the first step, or begins to `hang` there. `device_timeout_s` is the time after which
-/// it counts as hanging, by default 60.
+/// The same model on the transport for devices (engine/support/fake_device_replica.hpp).
 inline constexpr const char* staged_on_fake_device = "staged_on_fake_device";
 
 /// The same model on what the rank's `runners.device` says: the CPU, or the transport for devices with NCCL

@@ -150,26 +150,8 @@ const RegisteredReplica mixed_on_device(mixed_dtypes_on_fake_device, [](const Co
   return std::make_unique<FakeDeviceReplica>(mixed_network(config));
 });
 
-/// A fake device of this process with the fault that the option names; null without the option.
-std::shared_ptr<FakeCuda> faulty_device(const Config& config) {
-  constexpr int in_the_first_step = 20;  // Operations.
-  const auto fault = option_of(config.model.options, "device_fault", "");
-  if (fault.empty()) return nullptr;
-  auto fake = std::make_shared<FakeCuda>(FakeCuda::Execution::threads);
-  if (fault == "out_of_memory") fake->fail("cudaMalloc", 3, device::code::out_of_memory);
-  if (fault == "illegal_address") fake->break_after(in_the_first_step, device::code::illegal_address);
-  if (fault == "hang") fake->hang_after(in_the_first_step);
-  return fake;
-}
-
-double device_timeout_s(const Config& config) {
-  return std::stod(option_of(config.model.options, "device_timeout_s", "60"));
-}
-
-const RegisteredReplica on_fake_device(staged_on_fake_device, [](const Config& config, replica::Role role) {
-  return std::make_unique<FakeDeviceReplica>(std::make_unique<StagedNetwork>(config),
-                                             role.computes() ? faulty_device(config) : nullptr,
-                                             device_timeout_s(config));
+const RegisteredReplica on_fake_device(staged_on_fake_device, [](const Config& config, replica::Role) {
+  return std::make_unique<FakeDeviceReplica>(std::make_unique<StagedNetwork>(config));
 });
 
 const RegisteredReplica by_device(
@@ -177,8 +159,7 @@ const RegisteredReplica by_device(
       auto network = std::make_unique<StagedNetwork>(config);
       if (!role.computes() || config.runners.device != accelmgr::Device::cuda)
         return std::make_unique<PlainReplica>(std::move(network));
-      auto replica =
-          std::make_unique<FakeDeviceReplica>(std::move(network), nullptr, device_timeout_s(config));
+      auto replica = std::make_unique<FakeDeviceReplica>(std::move(network));
       replica->use_nccl([config, role] { return nccl_of_rank(config, role.rank); });
       return replica;
     });

@@ -276,21 +276,9 @@ class TorturedHost {
 }  // namespace
 
 const char* to_string(HostEnd end) noexcept {
-  switch (end) {
-    case HostEnd::killed_before_update:
-      return "before an update";
-    case HostEnd::killed_while_writing:
-      return "while it wrote";
-    case HostEnd::killed_after_update:
-      return "after an update";
-    case HostEnd::killed_after_zeroing:
-      return "after zeroing";
-    case HostEnd::exits:
-      return "exited";
-    case HostEnd::detaches:
-      return "detached";
-  }
-  return "";
+  constexpr const char* names[host_ends] = {"before an update", "while it wrote", "after an update",
+                                            "after zeroing",    "exited",         "detached"};
+  return names[static_cast<std::size_t>(end)];
 }
 
 void live_as_host(const HostTask& given) {
