@@ -42,37 +42,6 @@ void fill(const client::Handle& manager, float value) {
     std::fill_n(reinterpret_cast<float*>(manager.view().parameters() + entry.offset), entry.count, value);
 }
 
-TEST(Observer, SeesTheStepsOfHostsThatComeAndGo) {
-  const ServiceRun service;
-  auto observer = observer_of(service);
-  EXPECT_FALSE(observer.last_step());
-  EXPECT_FALSE(observer.next_step(0));
-  const auto made = service.ask("POST", "/v1/step", R"({"count": 2})").body["steps"];
-  for (const std::size_t i : {0, 1}) {
-    const auto seen = observer.next_step(30);
-    ASSERT_TRUE(seen);
-    EXPECT_EQ(seen->step, made[i]["step"]);
-    EXPECT_EQ(seen->loss, made[i]["loss"]);
-    EXPECT_EQ(seen->samples, made[i]["samples"]);
-    EXPECT_TRUE(seen->counted);
-  }
-  for (std::uint64_t step = 3; step < 5; ++step) {
-    auto manager = service.attach();
-    const auto result = expect_ok(manager);
-    const auto seen = observer.next_step(30);
-    ASSERT_TRUE(seen);
-    EXPECT_EQ(seen->step, step);
-    EXPECT_EQ(seen->attempt, result.attempt);
-    EXPECT_EQ(seen->loss, result.loss);
-    EXPECT_EQ(observer.last_step()->step, step);
-  }
-  EXPECT_FALSE(observer.next_step(0));
-  const auto statistics = observer.statistics();
-  EXPECT_EQ(statistics.steps, 4u);
-  EXPECT_EQ(statistics.manager_pid, service.pid());
-  EXPECT_EQ(statistics.runners.size(), 2u);
-}
-
 TEST(Observer, WaitsForTheNextStep) {
   Stage stage;
   const ServiceRun service(restarting(stage));

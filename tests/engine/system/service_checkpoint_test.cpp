@@ -144,17 +144,6 @@ TEST(Service, LocksADirectoryThatWasRemovedBeforeAHostSavesThere) {
   EXPECT_EQ(saves(), "");
 }
 
-TEST(Service, ThatGivesUpWritesItsLastCheckpoint) {
-  Checkpointed on;
-  on.config.runners.max_restarts = 0;
-  ServiceRun service(on.config);
-  EXPECT_EQ(service.ask("POST", "/v1/step").status, 200);
-  ipc::send_signal(service.runner(1), SIGKILL);
-  const int status = service.wait();
-  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 3) << status;
-  EXPECT_TRUE(std::filesystem::exists(on.folder / "checkpoints" / checkpoint::folder_name(1)));
-}
-
 TEST(Service, WritesHalfWrittenParametersBesideTheLastGoodOnes) {
   Checkpointed on;
   ServiceRun service(on.config);

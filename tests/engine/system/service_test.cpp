@@ -326,10 +326,15 @@ TEST(Service, AFailedStepIsAnErrorWithItsRank) {
   EXPECT_EQ(answer.body["error"]["step"], 0);
 }
 
-TEST(Service, SaysWhetherAStepWouldBeServed) {
-  ServiceRun service([](Config& config) { config.runners.max_restarts = 0; });
+TEST(Service, SaysWhetherAStepWouldBeServedAndEndsWhenItGivesUp) {
+  const TemporaryFolder checkpoints;
+  ServiceRun service([&](Config& config) {
+    config.runners.max_restarts = 0;
+    config.checkpoint.directory = checkpoints.path();
+  });
   EXPECT_EQ(service.ask("GET", "/readyz").status, 200);
   auto manager = service.attach();  // The service waits until it leaves.
+  expect_ok(manager);
   ipc::send_signal(service.runner(0), SIGKILL);
   while (service.ask("GET", "/readyz").status == 200) std::this_thread::yield();
   EXPECT_EQ(service.ask("GET", "/readyz").code(), "given_up");
@@ -340,6 +345,7 @@ TEST(Service, SaysWhetherAStepWouldBeServed) {
   manager.stop();
   const int status = service.wait();
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 3) << status;
+  EXPECT_TRUE(std::filesystem::exists(checkpoints / "step-00000001")) << "its last checkpoint";
 }
 
 /// How long the threads of a process have run so far, by their names, in nanoseconds.
