@@ -177,27 +177,6 @@ TEST_F(Resume, OfAnotherModelIsRefusedWithTheTensor) {
   expect_nothing_left();
 }
 
-TEST_F(Resume, GivesBackWhatTheHostAdded) {
-  const Tensor mine{"mine", DType::int64, {3}, numbers("", 3).rows};
-  {
-    Training training(config());
-    training.train(1);
-    training.manager().save_checkpoint({.metric = 0.5, .json = R"({"note": "ours"})"});
-    // Saving the second checkpoint waits until the first is written.
-    training.train(2);
-    training.manager().save_checkpoint(
-        {.metric = 1.5, .tensors = views({mine}), .json = R"({"note": "later"})"});
-    const auto written = training.manager().checkpoints_written(30);
-    ASSERT_EQ(written.size(), 2u);
-    EXPECT_EQ(written[0].step, 1u);
-    EXPECT_EQ(written[1].step, 2u);
-  }
-  client::Handle manager(from(config(), "latest"), {});
-  ASSERT_TRUE(manager.resumed());
-  EXPECT_EQ(manager.resumed()->json, R"({"note":"later"})");
-  EXPECT_TRUE(same_bits(copies(manager.resumed()->tensors), {mine}));
-}
-
 TEST_F(Resume, WithoutADirectoryNothingCanBeSaved) {
   auto config = staged_config(stage_);
   client::Handle manager(config, {});

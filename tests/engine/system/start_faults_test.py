@@ -81,22 +81,6 @@ class MemoryTest(StartFaultsTest):
         self.assertEqual(code, FAILED, err)
         self.assertRegex(err, rf"needs \d{{9}} bytes.* \d{{7,9}} are available .*{limit}")
 
-    def test_a_runner_that_the_kernel_ends_for_want_of_memory_is_told_as_killed(self):
-        group, limit = self.own_group()
-        run = RunningProgram(
-            self, *SLOW, "--set", "runners.restarts_per_window=2", "--set", "runners.restart_window=600",
-            "--set", "runners.restart_backoff=0")
-        run.read_until("step 1/")
-        limit.write_text("1M")
-        fork_server = next(pid for pid, name in descendants(run.pid).items() if name == "accelmgr:fork")
-        (group / "cgroup.procs").write_text(str(fork_server))  # Runners that it starts from now on join it.
-        os.kill(run.runners()[0], signal.SIGKILL)
-        _, err = run.process.communicate()
-        self.assertEqual(run.process.returncode, FAILED, err)
-        self.assert_contains(err, "2 restarts within 600 s (runners.restarts_per_window)",
-                             "killed by signal 9 (KILL) in phase ", "because memory ran out")
-        self.assert_nothing_left()
-
     def test_too_small_an_address_space_is_told(self):
         run = RunningProgram(self, *SLOW)
         run.read_until("step 1/")

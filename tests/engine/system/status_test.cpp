@@ -12,23 +12,6 @@ namespace {
 
 constexpr double short_timeout_s = 0.3;
 
-TEST(Status, OkCountsAndSaysWhatItDid) {
-  Stage stage;
-  StagedRun run(stage);
-  for (std::uint64_t step = 1; step <= 2; ++step) {
-    const auto result = expect_ok(run.manager());
-    EXPECT_TRUE(result);
-    EXPECT_EQ(result.step, step);
-    EXPECT_EQ(result.attempt, step);
-    EXPECT_EQ(result.samples, std::uint64_t{staged_ranks * staged_batch_size});
-    EXPECT_GT(result.loss, 0);
-    EXPECT_FALSE(result.nonfinite);
-    EXPECT_EQ(result.rank, -1);
-    EXPECT_GE(result.step_ms, result.compute_ms + result.reduce_ms);
-  }
-  EXPECT_EQ(run.manager().statistics().steps, 2u);
-}
-
 TEST(Status, TheEndOfTheDataAndAnExceptionOfTheSourceComeAfterTheElementsBeforeThem) {
   for (const bool throws : {false, true}) {
     SCOPED_TRACE(throws);
