@@ -3,8 +3,10 @@
 #pragma once
 
 #include <map>
+#include <memory>
+#include <string>
+#include <vector>
 
-#include "engine/support/bound_replica.hpp"
 #include "support.hpp"
 
 namespace accelmgr::test {
@@ -28,12 +30,13 @@ class Reference {
 
  private:
   struct MicroBatch;
+  struct Bound;
   std::vector<MicroBatch> next_micro_batches();
   bool read_element(MicroBatch& into);
 
   Config config_;
   std::unique_ptr<BatchSource> source_;
-  std::vector<std::unique_ptr<BoundReplica>> replicas_;
+  std::vector<std::unique_ptr<Bound>> replicas_;
 };
 
 }  // namespace accelmgr::test
