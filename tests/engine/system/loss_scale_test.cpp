@@ -177,13 +177,18 @@ Config staged_with(const Stage& stage, NonfinitePolicy policy) {
 }
 constexpr std::uint32_t scales_from_4_to_least = 12;  // From 2^2 to 2^-10.
 
-TEST(Undefined, GradientsUnderTheLeastScaleEndTheStepAndLeaveTheScaleAlone) {
+TEST(Undefined, GradientsUnderTheLeastScaleEndTheStepAndALossAtOnceAndLeaveTheScaleAlone) {
   Stage stage;
   RunAfterOneStep run(staged_with(stage, NonfinitePolicy::abort));
   stage.tell(1, Act::undefined_gradient);
   const auto result = run.manager().step();
   expect_failed(result, StepStatus::nonfinite, {"rank 1", "'output.bias'", "loss scale 0.0009765625"});
   EXPECT_EQ(result.loss_scale_lowered, scales_from_4_to_least);
+  stage.tell(1, Act::infinite_loss);
+  const auto of_loss = run.manager().step();
+  expect_failed(of_loss, StepStatus::nonfinite, {"rank 1", "the loss is inf"});
+  EXPECT_EQ(of_loss.tries, 1u);
+  EXPECT_EQ(of_loss.loss_scale_lowered, 0u);
   stage.tell(1, Act::compute);
   EXPECT_EQ(expect_ok(run.manager()).loss_scale, 4);
 }
@@ -214,16 +219,6 @@ TEST(Undefined, GradientsAreKeptAndLeaveTheScaleAlone) {
   EXPECT_EQ(result.loss_scale, client::LossScaler::least);
   stage.tell(1, Act::compute);
   EXPECT_EQ(expect_ok(run.manager(), {.accumulate = false}).loss_scale, 4);
-}
-
-TEST(Undefined, ALossIsNotTriedWithAnotherScale) {
-  Stage stage;
-  StagedRun run(staged_with(stage, NonfinitePolicy::abort));
-  stage.tell(1, Act::infinite_loss);
-  const auto result = run.manager().step();
-  expect_failed(result, StepStatus::nonfinite, {"rank 1", "the loss is inf"});
-  EXPECT_EQ(result.tries, 1u);
-  EXPECT_EQ(result.loss_scale_lowered, 0u);
 }
 
 }  // namespace
