@@ -3,7 +3,6 @@
 // told.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <unistd.h>
 

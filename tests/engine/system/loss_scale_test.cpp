@@ -3,7 +3,6 @@
 // that fits must have the bits of a step without scale.
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
-#include <signal.h>
 
 #include <cmath>
 #include <thread>

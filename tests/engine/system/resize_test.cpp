@@ -4,7 +4,6 @@
 #include <sys/types.h>
 
 #include <cstdint>
-#include <fstream>
 #include <string>
 
 #include "base/interruption.hpp"

@@ -1,12 +1,8 @@
 // Checks that a run which ends, and a run which resumes from its checkpoint, together give the bits of one
 // whole run, and train every element once.
 #include <gtest/gtest.h>
-#include <signal.h>
-#include <unistd.h>
 
 #include <cmath>
-#include <cstdlib>
-#include <cstring>
 #include <filesystem>
 
 #include "accelmgr/errors.hpp"

@@ -14,7 +14,6 @@
 #include "descriptors.hpp"
 #include "engine/client/service_socket.hpp"
 #include "engine/protocol/messages.hpp"
-#include "engine/session/layout.hpp"
 #include "service_run.hpp"
 
 namespace accelmgr::test {

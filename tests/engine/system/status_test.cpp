@@ -47,18 +47,6 @@ TEST(Status, AHangingModelIsTimedOutOrInterruptedAndItsPhaseTold) {
   }
 }
 
-TEST(Status, AStepThatWaitsForTheDataSourceSaysSoWhenItsTimeIsOver) {
-  Stage stage;
-  stage.withhold_elements_from(staged_ranks * staged_batch_size);
-  RunAfterOneStep run(stage);
-  const auto result = run.manager().step({.timeout_s = 2});  // Until then both runners wait for data.
-  expect_failed(result, StepStatus::timeout,
-                {"no result within 2 s", "rank 0 in phase data for ", "rank 1 in phase data for ",
-                 "(the data source 'staged' has given 8 elements so far; the step waits for it)"});
-  stage.release_elements();
-  expect_ok(run.manager());
-}
-
 TEST(Status, AStartThatIsInterruptedLeavesNothing) {
   Stage stage;
   const auto what = message_of<SessionError>([&] {

@@ -1,7 +1,6 @@
 // What people and machines that watch a service see of its steps and its processes. watch_cli_test.py reads
 // its metrics with the official client of Prometheus.
 #include <fmt/format.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 
@@ -21,7 +20,6 @@ namespace accelmgr::test {
 namespace {
 
 using nlohmann::json;
-using testing::HasSubstr;
 
 /// A client that reads the events of a service on a thread.
 class Subscriber {
