@@ -152,7 +152,7 @@ void bind_collectives(nb::module_& module) {
   module.def("dist_collective", &collective, nb::arg("call"), nb::arg("data"), nb::arg("dtype"),
              nb::arg("shape"), nb::arg("out"), nb::arg("op"), nb::arg("src"), nb::arg("group").none(),
              nb::arg("place").none(),
-             "Makes the collective that `call` names. False: it is to be made in host memory.");
+             "Makes the collective that `call` names. False: it is to be made in CPU memory.");
   module.def("dist_use_device_libraries", &distributed::use_device_libraries, nb::arg("cuda"),
              nb::arg("nccl"), "The paths of CUDA's runtime and of NCCL, for tests.");
   module.def("dist_broadcast_bytes", &broadcast_bytes, nb::arg("data"), nb::arg("src"));

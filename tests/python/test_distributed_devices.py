@@ -1,6 +1,6 @@
 """Tests of tensors on GPUs in accelmgr.distributed. No machine here has one: marked tensors of the CPU stand for them.
 
-CUDA or NCCL is found unusable, so the tensors go through host memory. What goes over NCCL is tested in
+CUDA or NCCL is found unusable, so the tensors go through CPU memory. What goes over NCCL is tested in
 test_distributed_nccl.py, and in C++ (tests/launcher/distributed/device_group_test.cpp).
 """
 
@@ -78,7 +78,7 @@ def _collectives(rank: int) -> list[Any]:
     ]
     assert all(gpus.has(tensor) for tensor in found)
     assert own.tolist() == [value * (rank + 1) for value in [1, 2, 3, 4]]
-    assert distributed.all_reduce(1.5) == 3  # A number stays in host memory.
+    assert distributed.all_reduce(1.5) == 3  # A number stays in CPU memory.
     return [tensor.tolist() for tensor in found]
 
 
@@ -98,7 +98,7 @@ def test_tensors_on_gpus_go_through_host_memory_where_nccl_cannot_be_used(backen
             [2, 4, 6, 8],
             own,
         ]
-    said = [line for line in capfd.readouterr().err.splitlines() if "through host memory: rank 0: " in line]
+    said = [line for line in capfd.readouterr().err.splitlines() if "through CPU memory: rank 0: " in line]
     groups = 3  # The world, and two of one rank.
     assert len(said) <= groups and bool(said) == (backend == "auto")
 
@@ -111,7 +111,7 @@ def _said_once(rank: int) -> None:
 
 def test_why_they_do_is_said_once(capfd: Any) -> None:
     ranks(_said_once, backend="auto")
-    assert capfd.readouterr().err.count("through host memory") == 1
+    assert capfd.readouterr().err.count("through CPU memory") == 1
 
 
 def _without_nccl(rank: int) -> list[float]:
@@ -135,7 +135,7 @@ def _groups(rank: int) -> None:
 
 def test_a_group_has_a_backend_of_its_own(capfd: Any) -> None:
     ranks(_groups, backend="auto")
-    assert capfd.readouterr().err.count("through host memory") == 1  # That of the third group; the others ask for it.
+    assert capfd.readouterr().err.count("through CPU memory") == 1  # That of the third group; the others ask for it.
 
 
 def _in_the_data_group() -> None:
@@ -149,7 +149,7 @@ def test_each_kind_of_parallel_groups_has_a_backend_of_its_own(kind: str, capfd:
     config = ml_mp.MultiprocessConfig(world_size=2, launch_method="fork", **{f"{kind}_parallel_backend": "shm"})
     ml_mp.launch_subprocesses(_in_the_data_group, config)
     asks_for_nccl = kind != "data"
-    assert capfd.readouterr().err.count("through host memory") == int(asks_for_nccl)
+    assert capfd.readouterr().err.count("through CPU memory") == int(asks_for_nccl)
 
 
 def _gradient(rank: int) -> list[float]:

@@ -45,7 +45,7 @@ def _over_nccl(rank: int) -> list[Any]:
     found.append(distributed.reduce_scatter(own, group=group))
     found += [distributed.all_reduce(own), distributed.all_to_all(own), distributed.broadcast(own, src=1)]
     assert all(gpus.has(tensor) for tensor in found)
-    assert gpus.copies == 0 and gpus.runtime.fake_nccl_sums() == 2  # Nothing went through host memory.
+    assert gpus.copies == 0 and gpus.runtime.fake_nccl_sums() == 2  # Nothing went through CPU memory.
     assert error_of(lambda: distributed.all_gather(gpus.mark(torch.ones(1 + rank))))[0] == "CollectiveError"
     distributed.finalize()
     return [tensor.tolist() for tensor in found]

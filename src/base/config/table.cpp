@@ -299,7 +299,7 @@ std::vector<Option> launch_options() {
       number(KEY(launch.timeout), {.min = 0, .max = longest_seconds, .above_min = true},
              "Seconds after which a collective fails with a timeout."),
       number(KEY(launch.rendezvous_timeout), {.min = 0, .max = longest_seconds, .above_min = true},
-             "Seconds within which all hosts must have joined."),
+             "Seconds within which all nodes must have joined."),
       number(KEY(launch.terminate_timeout), {.min = 0, .max = longest_seconds},
              "Seconds from asking processes to end until they are killed."),
       number(KEY(launch.model_parallelism), {.min = 1, .max = 65536},

@@ -56,7 +56,7 @@ bool has_ended(const Holder& holder) {
 
 std::string describe(const Holder& holder) {
   if (holder.pid <= 0) return "another process";
-  if (holder.host != ipc::host_name()) return fmt::format("process {} on host {}", holder.pid, holder.host);
+  if (holder.host != ipc::host_name()) return fmt::format("process {} of node {}", holder.pid, holder.host);
   if (holder.pid == getpid()) return "another manager of this process, which was not stopped";
   return has_ended(holder) ? fmt::format("a process that process {} has left behind", holder.pid)
                            : fmt::format("process {}", holder.pid);

@@ -26,7 +26,7 @@ namespace accelmgr::client {
 struct StartSettings {
   StartMethod method = StartMethod::spawn;
   std::vector<std::string> command{};
-  /// `needs_values`: it is to write the parameters, whose memory is allocated then.
+  /// `needs_values`: the host is to write the parameters, whose memory is allocated then.
   std::function<void(std::shared_ptr<const session::Session>, const session::HostView&,
                      const session::Manifest&, bool needs_values)>
       prepared{};

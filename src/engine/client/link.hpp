@@ -31,7 +31,7 @@ class Link {
 
   /// For the messages of the start, until Started.
   int socket() const noexcept { return socket_.get(); }
-  /// Until then it is the link to a manager that this process has started.
+  /// Before this call the link is one to a manager that this process has started.
   void take_lease(protocol::Tenure tenure, std::uint64_t lease) noexcept {
     tenure_ = tenure;
     lease_ = lease;
@@ -55,7 +55,7 @@ class Link {
   /// Whether the pidfd of that generation of a rank is here. Only then the host can see its end.
   bool holds(int rank, std::uint32_t generation) const noexcept;
 
-  /// Tells the manager that this host uses the session no more. That of a service goes on.
+  /// Tells the manager that this host uses the session no more. The manager of a service goes on.
   void leave() const noexcept;
   /// Blocks until manager, fork server and runners have ended. Kills those that do not end by themselves
   /// within timing::manager_stop_s, and waits for them that long again; a service itself is never killed, so

@@ -1,5 +1,5 @@
 // How the supervisor handles losses: it finishes the attempt for a lost runner, records the incident, and
-// replaces the runner or leaves it out.
+// decides whether another runner replaces it: want() queues the start, which is in supervisor.cpp.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <signal.h>

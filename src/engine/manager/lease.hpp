@@ -11,6 +11,17 @@
 //   |                | or its attempt is open                  | and its attempt is closed                    |
 // clang-format on
 //
+// Who is refused, before admit() is called (engine/service/actions.cpp) or later:
+//
+// clang-format off
+//   | who                                                   | is refused by       | with                        |
+//   |-------------------------------------------------------|---------------------|-----------------------------|
+//   | a process of another build, or without a Unix socket  | check_can_share()   | foreign_build, no_unix_socket |
+//   | anybody while the service itself drives               | check_idle()        | steps_under_way, host_is_ending |
+//   | a second host                                         | check_free()        | host_drives, host_is_ending |
+//   | a host whose lease has ended                          | client/assembly.cpp | SessionError                |
+// clang-format on
+//
 // A mapping cannot be taken back from a process. So a host that closes its socket is leaving until its
 // process has ended. Only one that detaches has given up its mappings itself.
 #pragma once

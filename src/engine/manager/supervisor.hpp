@@ -12,7 +12,7 @@
 //   | retiring  | retiring | absent: its process has ended;  wanted: the same, but it is in the team        |
 // clang-format on
 //
-// Replicas are built one after the other: what the user's code downloads or holds in host memory meanwhile
+// Replicas are built one after the other: what the user's code downloads or holds in CPU memory meanwhile
 // exists once. GPUs are opened, and memory is registered with them, while other ranks build. These are the
 // parts of a start; only a rank with a GPU has those other than building:
 //

@@ -79,7 +79,7 @@ struct Opening {
   std::vector<base::UniqueFd> session{};  ///< Empty: the host has passed it with Begin.
 };
 
-/// All runners are ready for the first attempt.
+/// The runners that are ready, and the fork server: all that a host needs to begin.
 struct Started {
   static constexpr const char* name = "Started";
   base::UniqueFd fork_server_pidfd;
@@ -123,7 +123,7 @@ std::variant<Opening, Started, Failed> receive_answer(int socket, base::Deadline
 /// Throws the exception that `failed` describes.
 [[noreturn]] void raise(const Failed& failed);
 
-/// The host drives the session no more. That of a service has given up its mappings.
+/// The host drives the session no more. A host of a service has given up its mappings.
 struct Leave {
   static constexpr const char* name = "Leave";
 };

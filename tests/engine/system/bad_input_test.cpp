@@ -4,11 +4,26 @@
 #include <unistd.h>
 
 #include "base/interruption.hpp"
+#include "role_process.hpp"
 #include "staged_run.hpp"
 #include "support.hpp"
 
 namespace accelmgr::test {
 namespace {
+
+/// Starts a manager without init(), and says the exception's text.
+constexpr const char* starts_without_init = "starts_without_init";
+const RegisteredRole starter(starts_without_init, [](const Arguments&, int, char**) {
+  say(message_of<UsageError>([] { client::Handle(Config{}, {}); }));
+  return 0;
+});
+
+TEST(BadInput, StartWithoutInitIsRefused) {
+  RoleProcess child(starts_without_init, {});
+  expect_contains(child.line(), {"Manager::start()", "without", "accelmgr::init(argc, argv)"});
+  EXPECT_EQ(ipc::describe_exit(child.status()), "exit code 0");
+  expect_nothing_left();
+}
 
 TEST(BadInput, ASecondThreadInAHandleIsRefusedAndTheFirstGoesOn) {
   Stage stage;
@@ -60,6 +75,14 @@ TEST(BadInput, AStepAfterStopIsRefusedAndTheGradientsStayReadable) {
   run.manager().stop();
   expect_contains(message_of<UsageError>([&] { run.manager().step(); }), {"step()", "after stop()"});
   EXPECT_TRUE(run.has_added_nothing());
+}
+
+TEST(BadInput, ZeroRunnersAreRefused) {
+  const Stage stage;
+  auto config = staged_config(stage);
+  config.nprocs = 0;
+  expect_contains(message_of<ConfigError>([&] { client::Handle(config, {}); }), {"nprocs"});
+  expect_nothing_left();
 }
 
 // Without a word of the end of the manager that has refused it.

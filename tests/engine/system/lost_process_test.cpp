@@ -21,6 +21,21 @@
 namespace accelmgr::test {
 namespace {
 
+TEST(LostForkServer, TakesTheRunnersWithIt) {
+  Stage stage;
+  RunAfterOneStep run(stage);
+  stage.tell(0, Act::block);
+  stage.tell(1, Act::block);
+  auto step = run.step_in_background();
+  stage.wait_until_blocked(0);
+  stage.wait_until_blocked(1);
+  run.kill_and_wait(run.processes().fork_server.get());
+  const auto result = step.get();
+  expect_failed(result, StepStatus::runner_lost,
+                {"the fork server (pid", "killed by signal 9 (KILL)", "all runners with it"});
+  EXPECT_TRUE(run.has_added_nothing());
+}
+
 /// What rank 1 does when the manager is killed: it waits for the next step, or blocks in one, or has made one
 /// fail. An aborted attempt leaves gradients in the slabs, which no recovery may add to the master.
 class LostManager : public testing::TestWithParam<Act> {};

@@ -5,6 +5,7 @@
 #include "engine/replica/model.hpp"
 #include "engine/session/layout.hpp"
 #include "engine/session/strided.hpp"
+#include "engine/support/runner_side.hpp"
 
 namespace accelmgr::test {
 
@@ -16,7 +17,7 @@ struct Reference::MicroBatch {
 
 /// A replica on memory of the test, as a runner binds one to a session. It adds up the gradients that it is
 /// handed.
-struct Reference::Bound final : replica::Sink {
+struct Reference::Bound final : RunnerSide {
   Bound(std::unique_ptr<replica::Replica> of, std::uint64_t seed)
       : generator(session::generator_bytes), model(std::move(of)) {
     auto tensors = replica::tensors_of(model->describe());
@@ -35,7 +36,7 @@ struct Reference::Bound final : replica::Sink {
       session::copy_strided(places.back().data, places.back().strides, from.data, from.strides, from.shape,
                             size_of(dtype));
     }
-    model->bind(manifest, places, *this);
+    model->bind(binding(manifest, places));
     model->seed(seed);
     save();
   }
@@ -47,8 +48,6 @@ struct Reference::Bound final : replica::Sink {
       sum[i] += dtype == DType::float64 ? static_cast<const double*>(gradient)[i]
                                         : double(static_cast<const float*>(gradient)[i]);
   }
-  void backward_begins() override {}
-  bool wanted() override { return true; }
 
   void save() { model->save({buffers.data(), generator}); }
 

@@ -163,6 +163,31 @@ TEST_F(Resume, WithAnotherNumberOfRunnersTrainsEveryElementOnce) {
   }
 }
 
+TEST_F(Resume, ACheckpointUnderWayEndsWithTheManagerThatWroteIt) {
+  RunAfterOneStep run(config());
+  ipc::send_signal(run.processes().manager.get(), SIGSTOP);
+  run.manager().save_checkpoint({});
+  run.kill_and_wait(run.processes().manager.get());
+  EXPECT_EQ(run.manager().step().status, StepStatus::manager_lost);
+  const auto written = run.manager().checkpoints_written(30);
+  ASSERT_EQ(written.size(), 1u);
+  expect_contains(written[0].error, {"the manager process ended before the checkpoint was written"});
+  EXPECT_THROW(run.manager().save_checkpoint({}), SessionError);
+}
+
+TEST_F(Resume, AnotherRunReplacesNothing) {
+  train_and_save(config(), 2);
+  client::Handle manager(config(), {});
+  expect_ok(manager);
+  expect_contains(message_of<CheckpointError>([&] { manager.save_checkpoint({}); }),
+                  {"step-00000002' is of another run", "checkpoint.resume", "checkpoint.directory"});
+  const auto elsewhere = directory_ + "/elsewhere";
+  manager.save_checkpoint({.directory = elsewhere});
+  const auto written = manager.checkpoints_written(30);
+  ASSERT_EQ(written.size(), 1u);
+  EXPECT_EQ(written[0].path, elsewhere + "/step-00000001");
+}
+
 TEST_F(Resume, OfAnotherModelIsRefusedWithTheTensor) {
   train_and_save(config(), 1);
   auto other = from(config(), "latest");

@@ -6,6 +6,7 @@
 #include <sys/resource.h>
 
 #include <fstream>
+#include <future>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <thread>
@@ -283,6 +284,78 @@ INSTANTIATE_TEST_SUITE_P(Deeds, LeftByAHost,
                                          Left{{"step", "write"}, LeftGradients::applied},
                                          Left{{"step", "zero"}, LeftGradients::none},
                                          Left{{"step", "update", "zero"}, LeftGradients::none}));
+
+/// Where a host is killed: while a runner is stopped in a phase of its second step.
+class HostKilled : public testing::TestWithParam<const char*> {};
+
+TEST_P(HostKilled, NothingIsLostOrDoubled) {
+  const auto expected = undisturbed(4);
+  const ServiceRun service(
+      [&](Config& config) { config.faults = {std::string("rank=1 step=2 fault=stop phase=") + GetParam()}; });
+  AttachedHost host(service, {"step", "step"});
+  EXPECT_EQ(host.line(), "");
+  EXPECT_EQ(host.line(), "ok");
+  service.wait_until_stopped(1);
+  host.kill_and_wait();
+  ipc::send_signal(service.runner(1), SIGCONT);
+  auto manager = service.attach();
+  EXPECT_EQ(manager.unfinished(), "");
+  while (manager.statistics().steps < 4) expect_ok(manager);
+  EXPECT_TRUE(same_bits(gradients_of(manager), expected.gradients));
+  EXPECT_TRUE(same_bits(buffers_of(manager), expected.buffers));
+  EXPECT_EQ(manager.statistics().elements, expected.elements);
+  EXPECT_EQ(manager.statistics().samples, expected.samples);
+}
+
+INSTANTIATE_TEST_SUITE_P(InPhase, HostKilled,
+                         testing::Values("load_parameters", "data", "forward", "backward", "gradient_capture",
+                                         "vote", "voted", "undo_saved", "in_flight", "reduced", "chunk",
+                                         "publish", "published", "close"),
+                         [](const auto& info) { return std::string(info.param); });
+
+/// Stops the service and its runners while they reduce the second step, so that all are in a committed
+/// attempt.
+class PausedService : public testing::Test {
+ protected:
+  static Config config(const Stage& stage) {
+    auto config = restarting(stage);
+    config.runners.reduction_timeout = 5;
+    config.faults = {"rank=1 step=2 fault=stop phase=in_flight"};
+    return config;
+  }
+  void pause(const ServiceRun& service) const {
+    service.wait_until_stopped(1);
+    for (const int pidfd : all(service)) ipc::send_signal(pidfd, SIGSTOP);
+  }
+  static std::vector<int> all(const ServiceRun& service) {
+    return {service.pidfd(), service.processes().fork_server.get(), service.runner(0), service.runner(1)};
+  }
+};
+
+TEST_F(PausedService, IsLeftByItsHostAndDoublesNothing) {
+  const auto expected = undisturbed(3), committed = undisturbed(2);
+  const Stage stage;
+  const ServiceRun service(config(stage));
+  {
+    auto host = service.attach();
+    expect_ok(host);
+    auto step = std::async(std::launch::async,
+                           [&] { return message_of<SessionError>([&] { host.step({.timeout_s = 1}); }); });
+    pause(service);
+    const auto text = step.get();
+    EXPECT_NE(text.find("has stood still"), std::string::npos) << text;
+    EXPECT_EQ(text.find(" for 0.0 s"), std::string::npos) << text;
+    EXPECT_THROW(host.step(), UsageError) << "it has left";
+  }
+  EXPECT_FALSE(ipc::has_ended(service.pidfd())) << "a host ends no service";
+  for (const int pidfd : all(service)) ipc::send_signal(pidfd, SIGCONT);
+  auto next = service.attach();
+  EXPECT_EQ(next.statistics().steps, 2u) << "the step was committed";
+  EXPECT_TRUE(same_bits(gradients_of(next), committed.gradients));
+  expect_ok(next);
+  EXPECT_TRUE(same_bits(gradients_of(next), expected.gradients));
+  EXPECT_EQ(next.statistics().losses, 0u);
+}
 
 TEST(Service, ItsLossIsThatOfTheManager) {
   ServiceRun service;

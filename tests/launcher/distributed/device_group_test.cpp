@@ -154,9 +154,9 @@ TEST_F(DeviceGroups, SayOnceWhyTheyTakeHostMemory) {
     for (int call = 0; call < 3; ++call) EXPECT_FALSE(rank.all_reduce());
   });
   const auto log = testing::internal::GetCapturedStderr();
-  const auto said = log.find("through host memory: rank 1: there is no libnccl.so.2");
+  const auto said = log.find("through CPU memory: rank 1: there is no libnccl.so.2");
   EXPECT_NE(said, std::string::npos) << log;
-  EXPECT_EQ(log.find("through host memory", said + 1), std::string::npos) << log;
+  EXPECT_EQ(log.find("through CPU memory", said + 1), std::string::npos) << log;
 }
 
 TEST_F(DeviceGroups, TakeHostMemoryForWhatNcclDoesNotHave) {

@@ -1,4 +1,4 @@
-// The replica on a GPU computes what the replica in host memory computes, bit for bit, whatever the order in
+// The replica on a GPU computes what the replica in CPU memory computes, bit for bit, whatever the order in
 // which the device copies.
 #include <gtest/gtest.h>
 
@@ -63,7 +63,7 @@ TEST_P(CudaReplicaOf, GivesThemOnStreamsThatRunAtTheSameTime) {
   expect_same(train(cuda, kind, 3, 6), train(cpu, kind, 3, 6));
 }
 
-// Of one micro-batch: of several, a device rounds the sum, and a replica in host memory rounds after each.
+// Of one micro-batch: of several, a device rounds the sum, and a replica in CPU memory rounds after each.
 TEST_P(CudaReplicaOf, GivesThemInABfloat16Slab) {
   const std::string kind = GetParam();
   const session::Precision precision{.bf16_slabs = true};

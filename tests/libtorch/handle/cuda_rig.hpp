@@ -173,7 +173,7 @@ class CudaRig {
   std::optional<ReplicaBench> bench;
 };
 
-/// The replica in host memory, of the same model.
+/// The replica in CPU memory, of the same model.
 class CpuRig {
  public:
   explicit CpuRig(const std::string& kind, bool has_slab = true, Autocast autocast = Autocast::off,

@@ -1,6 +1,6 @@
 // Whole systems whose runners compute on the transport for CUDA devices, with fakes of driver and CUDA that
 // copies late, and torch's CPU as the device: each alone, or as a team with a fake of NCCL. They train as
-// runners in host memory do, also when a runner is lost; a team but for rounding.
+// runners in CPU memory do, also when a runner is lost; a team but for rounding.
 #include <ATen/Parallel.h>
 #include <ATen/ops/cat.h>
 #include <gtest/gtest.h>

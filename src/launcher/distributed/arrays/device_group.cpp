@@ -128,15 +128,15 @@ void DeviceGroup::establish(const OnDevice& place) {
   if (members_.rank() != 0) return;
   if (nccl_ != nullptr)
     base::log().info("collectives of tensors on the GPUs of {} ranks go over NCCL", members_.size());
-  else if (why == options_.host_memory_because)
-    base::log().info("collectives of tensors on GPUs go through host memory: {}", why);
+  else if (why == options_.cpu_memory_because)
+    base::log().info("collectives of tensors on GPUs go through CPU memory: {}", why);
   else
-    base::log().warn("collectives of tensors on GPUs go through host memory: {}", why);
+    base::log().warn("collectives of tensors on GPUs go through CPU memory: {}", why);
 }
 
 /// Loads what NCCL needs, and compares the GPUs of all members. Returns the same text on all.
 std::string DeviceGroup::what_hinders(const OnDevice& place) {
-  Standing mine{.hindrance = options_.host_memory_because, .gpu = "", .name = ""};
+  Standing mine{.hindrance = options_.cpu_memory_because, .gpu = "", .name = ""};
   if (mine.hindrance.empty()) try {
       nccl_ = std::make_unique<Nccl>(options_.libraries.runtime(), place.device, options_.libraries.nccl());
       mine.name = nccl_->device.pci_bus_id();
@@ -147,8 +147,8 @@ std::string DeviceGroup::what_hinders(const OnDevice& place) {
   std::vector<Standing> all;
   for (const auto& text : members_.all_gather_objects(nlohmann::json(mine).dump()))
     all.push_back(nlohmann::json::parse(text).get<Standing>());
-  if (!options_.host_memory_because.empty() && all.front().hindrance == options_.host_memory_because)
-    return options_.host_memory_because;
+  if (!options_.cpu_memory_because.empty() && all.front().hindrance == options_.cpu_memory_because)
+    return options_.cpu_memory_because;
   return common_hindrance(all, members_.ranks());
 }
 
@@ -186,7 +186,7 @@ std::string DeviceGroup::connect() {
 bool DeviceGroup::reduces(DType dtype, ReduceOp op) {
   if (device::DeviceCollectives::reduces(dtype, op)) return true;
   if (told_.emplace(dtype, op).second && members_.rank() == 0)
-    base::log().warn("{} of {} on GPUs goes through host memory: NCCL does not have it", name_of(op),
+    base::log().warn("{} of {} on GPUs goes through CPU memory: NCCL does not have it", name_of(op),
                      name_of(dtype));
   return false;
 }

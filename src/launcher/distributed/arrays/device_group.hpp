@@ -50,7 +50,7 @@ class DeviceGroup {
  public:
   struct Options {
     DeviceLibraries libraries = device_libraries();
-    std::string host_memory_because;  ///< If not empty, NCCL is not to be used: the reason.
+    std::string cpu_memory_because;  ///< If not empty, NCCL is not to be used: the reason.
     double timeout_s = 300;           ///< Of each wait for the other members.
   };
   DeviceGroup(Communicator& members, Options options);

@@ -127,9 +127,9 @@ DeviceGroup& Context::device_group(const std::shared_ptr<Communicator>& members,
   for (const auto& [known, group] : devices_)
     if (known.lock() == members) return *group;
   const auto backend = asked ? *asked : request_ ? request_->backend : std::string(auto_backend);
-  DeviceGroup::Options options{.host_memory_because = "", .timeout_s = timeout_s()};
+  DeviceGroup::Options options{.cpu_memory_because = "", .timeout_s = timeout_s()};
   if (backend != auto_backend && backend != nccl_backend)
-    options.host_memory_because = fmt::format("the backend is {}", backend);
+    options.cpu_memory_because = fmt::format("the backend is {}", backend);
   devices_.push_back({members, std::make_unique<DeviceGroup>(*members, std::move(options))});
   return *devices_.back().group;
 }

@@ -4,7 +4,7 @@
 Parameters are in the session's memory, so a write in place is all that runners need. Everything else that a step
 depends on is sent as buffers: the model's own buffers, `<forms>` (buffers.py), `<published>`, which says where
 other changes are (record.py), and `<modes>`: one byte for each module (1: training mode) and for each parameter (1:
-requires a gradient).
+requires a gradient), which is how runners learn of `train()`, `eval()` and `requires_grad_()`.
 """
 
 from __future__ import annotations

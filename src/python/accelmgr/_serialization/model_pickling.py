@@ -1,5 +1,8 @@
 # Runs in: the host, the manager and runners.
-"""Pickles a model without its tensors: a number stands for each."""
+"""Pickles a model without its tensors: a number stands for each.
+
+_host/model_sending.py makes the bytes that runners get with it, and _runner/received.py reads them.
+"""
 
 from __future__ import annotations
 
