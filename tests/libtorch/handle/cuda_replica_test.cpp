@@ -42,50 +42,21 @@ void expect_same(const std::vector<Result>& actual, const std::vector<Result>& e
 
 class CudaReplicaOf : public testing::TestWithParam<const char*> {};
 
-TEST_P(CudaReplicaOf, GivesTheBitsOfTheReplicaInHostMemory) {
+// With bfloat16 slabs one micro-batch: of several, a device rounds the sum, and a replica in host memory
+// rounds after each.
+TEST_P(CudaReplicaOf, GivesTheBitsOfTheReplicaInHostMemoryWithEveryOption) {
   const std::string kind = GetParam();
-  for (const int micro_batches : {1, 3}) {
-    CpuRig cpu(kind);
-    const auto expected = train(cpu, kind, micro_batches);
-    for (std::uint64_t seed = 0; seed < 5; ++seed) {
-      CudaRig cuda({.kind = kind, .seed = seed});
-      expect_same(train(cuda, kind, micro_batches), expected);
-      EXPECT_GT(cuda->sink.arrivals, 0);
-      EXPECT_EQ(cuda.fake.unregistered_copies(), 0);
-    }
+  const std::pair<CudaRig::Options, int> variants[] = {{{.execution = FakeCuda::Execution::threads}, 3},
+                                                       {{.has_slab = false}, 3},
+                                                       {{.precision = {.bf16_slabs = true}}, 1},
+                                                       {{.autocast = Autocast::bf16}, 2}};
+  for (auto [options, micro_batches] : variants) {
+    options.kind = kind;
+    CpuRig cpu(options);
+    CudaRig cuda(options);
+    expect_same(train(cuda, kind, micro_batches, 6), train(cpu, kind, micro_batches, 6));
+    EXPECT_EQ(cuda->sink.arrivals > 0, options.has_slab);
   }
-}
-
-TEST_P(CudaReplicaOf, GivesThemOnStreamsThatRunAtTheSameTime) {
-  const std::string kind = GetParam();
-  CpuRig cpu(kind);
-  CudaRig cuda({.kind = kind, .execution = FakeCuda::Execution::threads});
-  expect_same(train(cuda, kind, 3, 6), train(cpu, kind, 3, 6));
-}
-
-// Of one micro-batch: of several, a device rounds the sum, and a replica in CPU memory rounds after each.
-TEST_P(CudaReplicaOf, GivesThemInABfloat16Slab) {
-  const std::string kind = GetParam();
-  const session::Precision precision{.bf16_slabs = true};
-  CpuRig cpu(kind, true, Autocast::off, precision);
-  CudaRig cuda({.kind = kind, .precision = precision});
-  expect_same(train(cuda, kind, 1), train(cpu, kind, 1));
-  EXPECT_GT(cuda->sink.arrivals, 0) << "the device rounds";
-}
-
-TEST_P(CudaReplicaOf, GivesThemWhereGradientsAreCaptured) {
-  const std::string kind = GetParam();
-  CpuRig cpu(kind, /*has_slab=*/false);
-  CudaRig cuda({.kind = kind, .has_slab = false});
-  expect_same(train(cuda, kind, 3), train(cpu, kind, 3));
-  EXPECT_EQ(cuda->sink.arrivals, 0);
-}
-
-TEST_P(CudaReplicaOf, GivesThemUnderAutocast) {
-  const std::string kind = GetParam();
-  CpuRig cpu(kind, true, Autocast::bf16);
-  CudaRig cuda({.kind = kind, .autocast = Autocast::bf16});
-  expect_same(train(cuda, kind, 2), train(cpu, kind, 2));
 }
 
 INSTANTIATE_TEST_SUITE_P(All, CudaReplicaOf, testing::Values("mlp", "convnet", "gpt", "odd", "odd64"),
@@ -93,7 +64,7 @@ INSTANTIATE_TEST_SUITE_P(All, CudaReplicaOf, testing::Values("mlp", "convnet", "
 
 // Attempts that are left: after a micro-batch, after the last one, and while collect() waits.
 TEST(CudaReplica, AnAttemptThatWasLeftLeavesNothing) {
-  CpuRig cpu("odd");
+  CpuRig cpu({.kind = "odd"});
   cpu->load();
   const auto batches = bench_batches("odd", 0, 3);
   const auto expected = cpu->attempt(batches);
@@ -131,16 +102,18 @@ Result attempt_after_others(Rig& rig, const std::string& kind, std::uint64_t num
 }
 
 TEST(CudaReplica, GivesTheBitsOfTheReplicaInHostMemoryInAnyHistory) {
-  for (std::uint64_t seed = 0; seed < 15; ++seed) {
+  for (std::uint64_t seed = 0; seed < 30; ++seed) {
     const std::string kind = std::array{"mlp", "convnet", "gpt", "odd", "odd64"}[seed % 5];
-    const bool has_slab = seed % 3 != 0;
+    const CudaRig::Options options{.kind = kind, .seed = seed, .has_slab = seed % 3 != 0};
     SCOPED_TRACE(kind + ", seed " + std::to_string(seed));
-    CpuRig cpu(kind, has_slab);
-    CudaRig cuda({.kind = kind, .seed = seed, .has_slab = has_slab});
+    CpuRig cpu(options);
+    CudaRig cuda(options);
     for (std::uint64_t step = 0; step < 4; ++step) {
       const auto number = seed * 100 + step;
       expect_same({attempt_after_others(cuda, kind, number)}, {attempt_after_others(cpu, kind, number)});
     }
+    EXPECT_EQ(cuda->sink.arrivals > 0, options.has_slab);
+    EXPECT_EQ(cuda.fake.unregistered_copies(), 0);
   }
 }
 
@@ -155,25 +128,21 @@ TEST(CudaReplica, ReportsScalarsThatAreTensors) {
   EXPECT_NEAR(scalars[2].second, (1 + 2 + 3) / 3.0, 1e-12) << "each as it was in its micro-batch";
 }
 
-TEST(CudaReplica, TellsWhichGradientsAreNotFinite) {
+TEST(CudaReplica, TellsWhichGradientsAreNotFiniteAndTheirLoss) {
   for (const char* kind : {"odd", "odd64", "convnet"}) {
+    CpuRig cpu({.kind = kind});
+    cpu->write_parameters(std::numeric_limits<double>::infinity());
+    EXPECT_FALSE(std::isfinite(cpu->attempt(bench_batches(kind, 2, 2)).loss)) << kind;
     CudaRig cuda({.kind = kind});
     cuda->attempt(bench_batches(kind, 0, 2));
     EXPECT_TRUE(cuda->sink.not_finite.empty());
     cuda->write_parameters(std::numeric_limits<double>::infinity());
     const auto result = cuda->attempt(bench_batches(kind, 2, 2));
+    EXPECT_FALSE(std::isfinite(result.loss)) << kind;
     EXPECT_FALSE(result.gradients.empty());
     for (const auto& [index, values] : result.gradients)
       EXPECT_EQ(cuda->sink.not_finite.contains(index), !values.empty()) << kind << ", parameter " << index;
   }
-}
-
-TEST(CudaReplica, MemoryOfBatchesThatGrowIsReplaced) {
-  CpuRig cpu("mlp");
-  CudaRig cuda({});
-  std::vector<BenchBatch> batches;
-  for (const std::int64_t elements : {1, 300, 2, 2000, 1}) batches.push_back(bench_batch("mlp", 1, elements));
-  expect_same({cuda->attempt(batches)}, {cpu->attempt(batches)});
 }
 
 TEST(CudaReplica, GivesBackWhatItTookFromTheDevice) {
@@ -185,19 +154,21 @@ TEST(CudaReplica, GivesBackWhatItTookFromTheDevice) {
   EXPECT_EQ(cuda.fake.early_unregistrations(), 0);
 }
 
-/// What the model of a test does in forward().
-class Disturbed final : public model::ParameterModel {
+/// Does in forward() what the test wants.
+class Disturbed final : public Model {
  public:
-  explicit Disturbed(std::function<void(Disturbed&)> in_forward) : in_forward_(std::move(in_forward)) {
-    weight = parameter("weight", at::ones({6}));
-    count = buffer("count", at::zeros({2}));
-  }
+  explicit Disturbed(std::function<void(Disturbed&)> in_forward) : in_forward_(std::move(in_forward)) {}
+  std::vector<NamedTensor> parameters() override { return {{"weight", weight}}; }
+  std::vector<NamedTensor> buffers() override { return {{"count", count}}; }
+  void train(bool) override {}
   Outputs forward(const Batch& batch) override {
     in_forward_(*this);
     count.add_(1);
-    return {batch["input"].mul(weight).sum().mul(count[0]), {}};
+    const auto products = batch["input"].mul(weight).mul(count[0]);
+    return {sums ? products.sum() : products, {}};
   }
-  at::Tensor weight, count;
+  at::Tensor weight = at::ones({6}).requires_grad_(), count = at::zeros({2});
+  bool sums = true;
 
  private:
   std::function<void(Disturbed&)> in_forward_;
@@ -220,18 +191,24 @@ TEST(CudaReplica, ABatchIsNotCopiedWhereTheAttemptIsOver) {
 }
 
 /// The text of the exception with which an attempt ends.
-template <class Exception>
+template <class Exception, class Rig = CudaRig>
 std::string failure_of(std::function<void(Disturbed&)> in_forward) {
-  CudaRig cuda(disturbed(std::move(in_forward)));
-  return message_of<Exception>([&] { cuda->attempt(bench_batches("mlp", 0, 1)); });
+  Rig rig(disturbed(std::move(in_forward)));
+  return message_of<Exception>([&] { rig->attempt(bench_batches("mlp", 0, 1)); });
 }
 
-TEST(CudaReplica, ErrorsOfTheModelAreErrorsOfTheModel) {
-  auto text = failure_of<ModelError>([](Disturbed&) { at::ones({2}).add(at::ones({3})); });
-  EXPECT_NE(text.find("must match the size"), std::string::npos) << text;
-  text = failure_of<ModelError>([](Disturbed& model) { model.weight.set_data(at::ones({6})); });
-  EXPECT_NE(text.find("'weight' was replaced"), std::string::npos) << text;
-  text = failure_of<ModelError>([](Disturbed&) {
+TEST(CudaReplica, ErrorsOfTheModelAreErrorsOfTheModelAsInHostMemory) {
+  const auto expect_error = [](const std::function<void(Disturbed&)>& in_forward, const char* part) {
+    for (const auto& text :
+         {failure_of<ModelError, CudaRig>(in_forward), failure_of<ModelError, CpuRig>(in_forward)})
+      EXPECT_NE(text.find(part), std::string::npos) << text;
+  };
+  expect_error([](Disturbed&) { at::ones({2}).add(at::ones({3})); }, "must match the size");
+  expect_error([](Disturbed& model) { model.weight.set_data(at::ones({6})); }, "'weight' was replaced");
+  expect_error([](Disturbed& model) { model.weight = model.weight.detach().mul(2).requires_grad_(); },
+               "parameter 'weight' was replaced by the model");
+  expect_error([](Disturbed& model) { model.sums = false; }, "[4, 6]");
+  const auto text = failure_of<ModelError>([](Disturbed&) {
     throw c10::AcceleratorError({__func__, __FILE__, __LINE__}, 710,
                                 "CUDA error: device-side assert triggered");
   });

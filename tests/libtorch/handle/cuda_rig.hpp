@@ -176,11 +176,11 @@ class CudaRig {
 /// The replica in CPU memory, of the same model.
 class CpuRig {
  public:
-  explicit CpuRig(const std::string& kind, bool has_slab = true, Autocast autocast = Autocast::off,
-                  const session::Precision& precision = {})
-      : config(bench_config(kind)),
-        bench(std::make_unique<libtorch::Replica>(config, make_bench_model(config)), has_slab, precision) {
-    config.runners.autocast = autocast;
+  explicit CpuRig(const CudaRig::Options& options)
+      : config(bench_config(options.kind)),
+        bench(std::make_unique<libtorch::Replica>(config, options.make(config)), options.has_slab,
+              options.precision) {
+    config.runners.autocast = options.autocast;
   }
   ReplicaBench* operator->() { return &bench; }
 
