@@ -43,4 +43,8 @@ inline ::testing::AssertionResult says(const Refusal& refusal, const std::vector
   return says(refusal.text, parts);
 }
 
+inline void expect_contains(const std::string& text, const std::vector<std::string>& parts) {
+  EXPECT_TRUE(says(text, parts));
+}
+
 }  // namespace accelmgr::test

@@ -34,11 +34,6 @@ TEST(FieldSpec, ADtypeThatIsNoneIsRefusedByName) {
   }
 }
 
-TEST(Fields, ADtypeThatIsNoneIsRefused) {
-  const std::vector<FieldSpec> fields{{"a", DType::float32, {1}}, {"b", static_cast<DType>(99), {}}};
-  expect_contains(message_of<DataError>([&] { data::check_fields(fields); }), {"'b'", "99"});
-}
-
 TEST(Fields, ADeclarationWithoutFieldsOrNamesOrWithTwinsIsRefused) {
   const auto check = [](std::vector<FieldSpec> fields) { data::check_fields(fields); };
   EXPECT_NO_THROW(check({{"a", DType::float32, {1}}, {"b", DType::float32, {}}}));

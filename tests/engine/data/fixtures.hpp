@@ -91,9 +91,4 @@ inline std::string refusal(BatchSource& source, const std::string& state) {
   return message_of<DataError>([&] { source.restore(state); });
 }
 
-inline void expect_contains(const std::string& text, const std::vector<std::string>& parts) {
-  for (const auto& part : parts)
-    EXPECT_NE(text.find(part), std::string::npos) << "'" << part << "' in: " << text;
-}
-
 }  // namespace accelmgr::test

@@ -114,6 +114,7 @@ TEST(Sharding, ARingHoldsTheStepUnderWayAndPrefetchRoundedUpToBatches) {
   EXPECT_EQ(batch_slots(4, 16, 8), 6U);
   EXPECT_EQ(batch_slots(4, 17, 8), 7U);
   EXPECT_EQ(batch_slots(2, 1, 64), 3U);
+  EXPECT_EQ(batch_slots(3, 0, 4), 3U);
 }
 
 TEST(Sharding, TheLargestShareLeavesEachOtherRankOneMicroBatch) {
@@ -121,8 +122,6 @@ TEST(Sharding, TheLargestShareLeavesEachOtherRankOneMicroBatch) {
   EXPECT_EQ(largest_share(3, 4), 10);
   EXPECT_EQ(largest_share(24, 1), 1);
 }
-
-TEST(Sharding, WithoutPrefetchARingHoldsTheStepUnderWay) { EXPECT_EQ(batch_slots(3, 0, 4), 3U); }
 
 }  // namespace
 }  // namespace accelmgr::data

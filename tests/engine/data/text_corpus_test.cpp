@@ -39,86 +39,61 @@ std::vector<Document> make_documents(int count, Bytes bytes) {
   return documents;
 }
 
-TEST(TextFiles, APathAndAGlobFindFilesSortedByPath) {
-  const TemporaryFolder folder;
-  const auto b = folder.write("b.txt", "b");
-  const auto a = folder.write("a.txt", "a");
-  folder.write("c.md", "c");
-  EXPECT_EQ(find({folder / "*.txt"}), (std::vector{a, b}));
-  EXPECT_EQ(find({b, a}), (std::vector{a, b}));
+class TextFiles : public testing::Test {
+ protected:
+  std::vector<std::string> found(const std::string& pattern) const { return find({folder_ / pattern}); }
+  /// Expects the path of `name` in the text of the refusal of `pattern`.
+  void expect_refused(const std::string& pattern, const std::string& name, const std::string& why) const {
+    expect_contains(message_of<DataError>([&] { found(pattern); }), {folder_ / name, why});
+  }
+  const TemporaryFolder folder_;
+};
+
+TEST_F(TextFiles, APathAndAGlobFindFilesSortedByPathAndEachOnce) {
+  const auto b = folder_.write("b.txt", "b"), a = folder_.write("a.txt", "a");
+  folder_.write("c.md", "c");
+  EXPECT_EQ(found("*.txt"), (std::vector{a, b}));
+  EXPECT_EQ(find({b, a, folder_ / "*.txt", folder_ / "./a.txt"}), (std::vector{a, b}));
 }
 
-TEST(TextFiles, AFileNamedTwiceIsFoundOnce) {
-  const TemporaryFolder folder;
-  const auto a = folder.write("a.txt", "a");
-  EXPECT_EQ(find({a, folder / "*.txt", folder / "./a.txt"}), std::vector{a});
+TEST_F(TextFiles, LinksAreResolvedAndTheirFileIsFoundOnce) {
+  const auto file = folder_.write("GPL-3", "text");
+  std::filesystem::create_symlink("GPL-3", folder_ / "GPL");
+  std::filesystem::create_symlink(folder_ / "GPL", folder_ / "GPL-link-to-link");
+  EXPECT_EQ(found("*"), std::vector{file});
+  EXPECT_EQ(found("GPL"), std::vector{file});
+  std::filesystem::create_hard_link(folder_ / "GPL-3", folder_ / "hard");
+  EXPECT_EQ(found("*").size(), 1U);
 }
 
-TEST(TextFiles, LinksAreResolvedAndTheirFileIsFoundOnce) {
-  const TemporaryFolder folder;
-  const auto file = folder.write("GPL-3", "text");
-  std::filesystem::create_symlink("GPL-3", folder / "GPL");
-  std::filesystem::create_symlink(folder / "GPL", folder / "GPL-link-to-link");
-  EXPECT_EQ(find({folder / "*"}), std::vector{file});
-  EXPECT_EQ(find({folder / "GPL"}), std::vector{file});
-}
-
-TEST(TextFiles, HardLinksAreOneFile) {
-  const TemporaryFolder folder;
-  folder.write("a", "text");
-  std::filesystem::create_hard_link(folder / "a", folder / "b");
-  EXPECT_EQ(find({folder / "*"}).size(), 1U);
-}
-
-TEST(TextFiles, APathThatExistsIsNoGlob) {
-  const TemporaryFolder folder;
-  const auto file = folder.write("a[1]*.txt", "text");
+TEST_F(TextFiles, APathThatExistsIsNoGlob) {
+  const auto file = folder_.write("a[1]*.txt", "text");
   EXPECT_EQ(find({file}), std::vector{file});
 }
 
-TEST(TextFiles, NoPatternsAreRefused) {
-  expect_contains(message_of<ConfigError>([] { find({}); }), {"data.files", "empty"});
+TEST_F(TextFiles, NoPatternsAreRefused) {
   EXPECT_EQ(config_key_of([] { find({}); }), "data.files");
 }
 
-TEST(TextFiles, AFileThatDoesNotExistIsRefusedWithTheDirectoryLookedIn) {
+TEST_F(TextFiles, AFileThatDoesNotExistIsRefusedWithTheDirectoryLookedIn) {
   expect_contains(message_of<DataError>([] { find({"no-such-file.txt"}); }),
                   {"data.files", "no such file", "'no-such-file.txt'", std::filesystem::current_path()});
 }
 
-TEST(TextFiles, AGlobWithoutMatchIsRefused) {
-  const TemporaryFolder folder;
-  folder.write("a.md", "text");
-  const auto pattern = folder / "*.txt";
-  expect_contains(message_of<DataError>([&] {
-                    find({folder / "a.md", pattern});
-                  }),
-                  {"no file matches", pattern});
+TEST_F(TextFiles, AGlobWithoutMatchIsRefused) {
+  const std::string file = folder_.write("a.md", "text"), pattern = folder_ / "*.txt";
+  expect_contains(message_of<DataError>([&] { find({file, pattern}); }), {"no file matches", pattern});
 }
 
-TEST(TextFiles, ADirectoryIsRefusedWithTheReason) {
-  const TemporaryFolder folder;
-  std::filesystem::create_directory(folder / "texts");
-  for (const auto& pattern : {folder / "texts", folder / "*"}) {
-    expect_contains(message_of<DataError>([&] { find({pattern}); }),
-                    {folder / "texts", "is a directory", "glob"});
-  }
-}
-
-TEST(TextFiles, ADanglingLinkAndACircleOfLinksAreRefused) {
-  const TemporaryFolder folder;
-  std::filesystem::create_symlink("nowhere", folder / "dangling");
-  expect_contains(message_of<DataError>([&] { find({folder / "dang*"}); }),
-                  {folder / "dangling", "symbolic link to a file that does not exist"});
-  std::filesystem::create_symlink("self", folder / "self");
-  expect_contains(message_of<DataError>([&] { find({folder / "self"}); }),
-                  {folder / "self", "symbolic links"});
-}
-
-TEST(TextFiles, AFifoIsRefusedWithoutWaitingForItsWriter) {
-  const TemporaryFolder folder;
-  ASSERT_EQ(::mkfifo((folder / "fifo").c_str(), 0600), 0);
-  expect_contains(message_of<DataError>([&] { find({folder / "fifo"}); }), {folder / "fifo", "regular file"});
+TEST_F(TextFiles, WhatIsNoRegularFileIsRefusedWithTheReasonAndWithoutWaiting) {
+  std::filesystem::create_directory(folder_ / "texts");
+  for (const auto* pattern : {"texts", "*"}) expect_refused(pattern, "texts", "is a directory");
+  std::filesystem::create_symlink("nowhere", folder_ / "dangling");
+  expect_refused("dang*", "dangling", "symbolic link to a file that does not exist");
+  std::filesystem::create_symlink("self", folder_ / "self");
+  expect_refused("self", "self", "symbolic links");
+  ASSERT_EQ(::mkfifo((folder_ / "fifo").c_str(), 0600), 0);
+  expect_refused("fifo", "fifo", "regular file");
 }
 
 TEST(TextDocuments, AreReadByteByByte) {
@@ -144,24 +119,16 @@ TEST(TextDocuments, OfTheSameContentAreKeptOnce) {
   EXPECT_EQ(paths_of(read_documents(paths)), (std::set{paths[0], paths[1]}));
 }
 
-TEST(TextDocuments, AnEmptyFileIsRefused) {
+TEST(TextDocuments, AFileThatIsEmptyOrCannotBeReadIsRefusedWithTheReason) {
   const TemporaryFolder folder;
-  const std::vector paths = {folder.write("nothing.txt", "")};
-  expect_contains(message_of<DataError>([&] { read_documents(paths); }), {paths[0], "is empty"});
-}
-
-TEST(TextDocuments, AFileThatCannotBeReadIsRefusedWithTheReason) {
-  const std::vector<std::string> paths = {
-      "/proc/self/mem"};  // Can be opened; reading fails, because nothing is mapped at 0.
-  expect_contains(message_of<DataError>([&] { read_documents(paths); }), {paths[0], "cannot be read"});
-  const std::vector<std::string> gone = {"/no/such/file"};
-  expect_contains(message_of<DataError>([&] { read_documents(gone); }), {gone[0], "cannot be opened"});
-}
-
-TEST(HoldOut, ShareZeroTrainsOnAll) {
-  const auto corpus = hold_out(make_documents(3, [](int) { return 100; }), 0);
-  EXPECT_EQ(corpus.training.size(), 3U);
-  EXPECT_TRUE(corpus.held_out.empty());
+  const std::pair<std::string, std::string> refused[] = {
+      {folder.write("nothing.txt", ""), "is empty"},
+      {"/proc/self/mem", "cannot be read"},  // Can be opened; nothing is mapped at 0.
+      {"/no/such/file", "cannot be opened"}};
+  for (const auto& [path, why] : refused) {
+    const std::vector paths = {path};
+    expect_contains(message_of<DataError>([&] { read_documents(paths); }), {path, why});
+  }
 }
 
 TEST(HoldOut, EveryDocumentIsOnOneSide) {

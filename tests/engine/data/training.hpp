@@ -29,9 +29,8 @@ struct NumbersPlan {
   bool states = false;          ///< The source can tell its state.
   std::size_t state_bytes = 0;  ///< The least size of a state.
   std::function<void(std::int64_t, ElementWriter&)> interfere = {};  ///< Called before a number.
-  // Counted over all sources of this plan: the numbers that they gave, and the calls of state().
+  /// The numbers that all sources of this plan gave.
   std::shared_ptr<std::uint64_t> reads = std::make_shared<std::uint64_t>(0);
-  std::shared_ptr<std::uint64_t> asked = std::make_shared<std::uint64_t>(0);
 };
 
 /// Gives each number as two fields: a loader must keep the fields of an element together.
@@ -54,7 +53,6 @@ class Numbers final : public BatchSource {
   }
   bool more_epochs() const override { return plan_.epoch > 0 && end_ < plan_.count; }
   std::optional<std::string> state() const override {
-    ++*plan_.asked;
     if (!plan_.states) return std::nullopt;
     auto text = std::to_string(next_);
     text.resize(std::max(plan_.state_bytes, text.size()), ' ');

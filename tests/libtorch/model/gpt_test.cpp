@@ -30,8 +30,6 @@ TEST(Gpt, ItsOutputSharesTheTokenEmbedding) {
   const auto embedding = find(*made, "token_embedding.weight").tensor,
              output = find(*made, "lm_head.weight").tensor;
   EXPECT_TRUE(embedding.is_same(output));
-  BoundMemory memory(made->parameters());
-  EXPECT_EQ(embedding.const_data_ptr(), output.const_data_ptr());
   // A token that is not in the input has a gradient from the output alone. A token in the input also has one
   // from the embedding.
   auto batch = batch_of("gpt");

@@ -70,16 +70,6 @@ TEST(DropoutMask, DropsTheGivenShareAndKeepsTheMean) {
   }
 }
 
-TEST(DropoutMask, FollowsTheStateOfTorchsGenerator) {
-  seed(5);
-  const auto first = model::dropout_mask({100}, 0.5, at::kFloat),
-             second = model::dropout_mask({100}, 0.5, at::kFloat);
-  EXPECT_FALSE(first.equal(second));
-  seed(5);
-  EXPECT_TRUE(model::dropout_mask({100}, 0.5, at::kFloat).equal(first));
-  EXPECT_TRUE(model::dropout_mask({100}, 0.5, at::kFloat).equal(second));
-}
-
 TEST(DropoutMask, HasNoPatternAlongItsElements) {
   seed(9);
   const auto mask = model::dropout_mask({1 << 16}, 0.5, at::kFloat).sub(1);

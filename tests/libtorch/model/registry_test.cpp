@@ -5,19 +5,6 @@
 namespace accelmgr::test {
 namespace {
 
-// A model whose loss is the value of its one parameter.
-class Constant final : public Model {
- public:
-  explicit Constant(double value) : value_(at::randn({}).fill_(value).set_requires_grad(true)) {}
-  std::vector<NamedTensor> parameters() override { return {{"value", value_}}; }
-  std::vector<NamedTensor> buffers() override { return {}; }
-  Outputs forward(const Batch&) override { return {value_.mul(1), {}}; }
-  void train(bool) override {}
-
- private:
-  at::Tensor value_;
-};
-
 Config of_kind(const std::string& kind) {
   Config config;
   config.model.kind = kind;
@@ -31,23 +18,13 @@ TEST(ModelRegistry, KnowsTheBuiltInKinds) {
     EXPECT_EQ(std::ranges::count(kinds, kind), 1) << kind;
 }
 
-TEST(ModelRegistry, ARegisteredModelIsMadeByNameFromItsConfiguration) {
-  register_model("constant", [](const Config& config) {
-    return std::make_unique<Constant>(std::stod(config.model.options.at("value")));
-  });
-  auto config = of_kind("constant");
-  config.model.options["value"] = "2.5";
-  EXPECT_EQ(value_of(make_model(config)->forward(Batch({}))), 2.5);
-  EXPECT_EQ(std::ranges::count(model_kinds(), "constant"), 1);
-}
-
 TEST(ModelRegistry, AnUnknownKindIsRefusedWithTheNearestKnownOne) {
   const auto text = message_of<ConfigError>([] { make_model(of_kind("gtp")); });
   expect_contains(text, {"model.kind", "'gtp'", "did you mean 'gpt'?", "convnet", "torchscript"});
 }
 
 TEST(ModelRegistry, ATakenOrEmptyNameAndAnEmptyFactoryAreRefused) {
-  const auto factory = [](const Config&) { return std::make_unique<Constant>(0); };
+  const auto factory = [](const Config&) { return std::unique_ptr<Model>(); };
   expect_contains(message_of<UsageError>([&] { register_model("mlp", factory); }), {"'mlp'", "already"});
   expect_contains(message_of<UsageError>([&] { register_model("", factory); }), {"empty"});
   expect_contains(message_of<UsageError>([] { register_model("hollow", {}); }), {"'hollow'", "factory"});

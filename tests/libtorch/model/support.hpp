@@ -3,13 +3,11 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/from_blob.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <deque>
 #include <mutex>
 #include <set>
 #include <string>
@@ -18,6 +16,7 @@
 #include "accelmgr/errors.hpp"
 #include "accelmgr/model.hpp"
 #include "message_of.hpp"
+#include "refusal.hpp"
 
 namespace accelmgr::test {
 
@@ -56,34 +55,6 @@ inline Batch batch_of(const std::string& kind) {
   return Batch({{"input", at::randn(input)}, {"target", integers(4, {4})}});
 }
 
-/// Points a model's parameters at this memory, each TensorImpl once, as accelmgr does. It must outlive the
-/// use of the model.
-class BoundMemory {
- public:
-  explicit BoundMemory(const std::vector<NamedTensor>& parameters) {
-    std::set<const void*> bound;
-    for (const auto& [name, tensor] : parameters) {
-      if (!bound.insert(tensor.unsafeGetTensorImpl()).second) continue;
-      const auto source = tensor.detach().contiguous();
-      const auto* values = source.const_data_ptr<float>();
-      auto& memory = memory_.emplace_back(values, values + source.numel());
-      tensor.set_data(at::from_blob(memory.data(), tensor.sizes(), tensor.options().requires_grad(false)));
-    }
-  }
-
-  void fill(float value) {
-    for (auto& memory : memory_) std::ranges::fill(memory, value);
-  }
-
-  bool holds(const at::Tensor& tensor) const {
-    return std::ranges::any_of(memory_,
-                               [&](const auto& memory) { return memory.data() == tensor.const_data_ptr(); });
-  }
-
- private:
-  std::deque<std::vector<float>> memory_;
-};
-
 inline double value_of(const Outputs& outputs) { return outputs.loss.item().toDouble(); }
 
 /// Copies of all gradients after one backward(). Clears the gradients of the model.
@@ -94,11 +65,6 @@ inline std::vector<at::Tensor> gradients(Model& model, const Batch& batch) {
     out.push_back(tensor.grad().defined() ? tensor.grad().clone() : at::Tensor());
   for (const auto& [name, tensor] : model.parameters()) tensor.mutable_grad().reset();
   return out;
-}
-
-inline void expect_contains(const std::string& text, const std::vector<std::string>& parts) {
-  for (const auto& part : parts)
-    EXPECT_NE(text.find(part), std::string::npos) << "'" << part << "' in: " << text;
 }
 
 }  // namespace accelmgr::test
