@@ -9,6 +9,7 @@
 #include "accelmgr/errors.hpp"
 #include "cuda_rig.hpp"
 #include "message_of.hpp"
+#include "refusal.hpp"
 
 namespace accelmgr::test {
 namespace {
@@ -227,7 +228,7 @@ TEST(CudaReplica, ErrorsOfTheDeviceAreNone) {
   text = failure_of<device::DeviceError>([](Disturbed&) {
     TORCH_CHECK(false, "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`");
   });
-  EXPECT_NE(text.find("CUBLAS_STATUS_ALLOC_FAILED"), std::string::npos) << text;
+  expect_contains(text, {"CUBLAS_STATUS_ALLOC_FAILED"});
 }
 
 TEST(CudaReplica, ABufferThatTheModelReplacedIsStillSavedAndLoaded) {
@@ -294,9 +295,8 @@ TEST(CudaReplica, ADeviceThatHangsIsGivenUpAfterTheStepTimeout) {
     cuda.fake.hang_after(operations);
     int asked = 0;
     cuda->sink.asked = [&] { return ++asked > 0; };
-    const auto text = message_of<device::DeviceError>([&] { cuda->attempt(bench_batches("mlp", 0, 2)); });
-    EXPECT_NE(text.find("the device hangs: it has not done its work within 0.5 s"), std::string::npos)
-        << text;
+    expect_contains(message_of<device::DeviceError>([&] { cuda->attempt(bench_batches("mlp", 0, 2)); }),
+                    {"the device hangs: it has not done its work within 0.5 s"});
     EXPECT_GT(asked, 0) << "it gave signs of life";
     cuda.bench.reset();
     EXPECT_EQ(cuda.fake.endless_waits(), 0);

@@ -92,14 +92,12 @@ struct StateCase {
 std::vector<StateCase> state_cases() {
   using enum OptimizerKind;
   return {
-      {"sgd", {.kind = sgd, .learning_rate = 0.02, .weight_decay = 0.1}, 1},
       {"sgd_schedule",
        {.kind = sgd, .learning_rate = 0.02, .warmup_updates = 3, .schedule = Schedule::cosine},
        1},
       {"sgd_momentum", {.kind = sgd, .learning_rate = 0.02, .momentum = 0.9, .weight_decay = 0.1}, 3},
       {"sgd_nesterov", {.kind = sgd, .learning_rate = 0.02, .momentum = 0.9, .nesterov = true}, 3},
       {"adam", {.kind = adam, .learning_rate = 0.01, .weight_decay = 0.1}, 5},
-      {"adamw", {.kind = adamw, .learning_rate = 0.01, .weight_decay = 0.1}, 5},
       {"adamw_all",
        {.kind = adamw,
         .learning_rate = 0.01,
