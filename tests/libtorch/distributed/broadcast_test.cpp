@@ -4,7 +4,6 @@
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include "accelmgr/distributed.hpp"
 #include "launcher/distributed/ranks.hpp"
@@ -18,7 +17,7 @@ using test::message_of;
 using testing::AllOf;
 using testing::HasSubstr;
 
-TEST(BroadcastOf, TensorsNumbersAndTextsIsTheSourcesOnEveryRank) {
+TEST(BroadcastOf, TensorsIsTheSourcesOnEveryRank) {
   expect_on_ranks(3, [](int rank) {
     for (int src = 0; src < 3; ++src) {
       const auto mine = at::arange(6, at::kFloat).reshape({2, 3}) + rank;
@@ -26,13 +25,9 @@ TEST(BroadcastOf, TensorsNumbersAndTextsIsTheSourcesOnEveryRank) {
       EXPECT_TRUE(at::equal(broadcast(mine, src), theirs));
       EXPECT_TRUE(at::equal(broadcast(mine.t(), src), theirs.t()));
       EXPECT_TRUE(at::equal(mine, at::arange(6, at::kFloat).reshape({2, 3}) + rank));
-      EXPECT_EQ(broadcast(rank + 0.25, src), src + 0.25);
-      EXPECT_EQ(broadcast(std::string(static_cast<std::size_t>(rank), 'x'), src),
-                std::string(static_cast<std::size_t>(src), 'x'));
       EXPECT_TRUE(at::equal(broadcast(at::zeros({0, 2}), src), at::zeros({0, 2})));
       EXPECT_EQ(broadcast(at::ones({}) * rank, src).item().toDouble(), src);
     }
-    EXPECT_THROW(broadcast(1.0, 3), UsageError);
   });
 }
 
@@ -43,8 +38,6 @@ TEST(BroadcastInSafeMode, TheOthersMayPassNothing) {
     EXPECT_TRUE(at::equal(broadcast(source ? sent : at::Tensor(), 1, true), sent));
     EXPECT_TRUE(at::equal(broadcast(source ? sent.permute({2, 0, 1}) : at::Tensor(), 1, true),
                           sent.permute({2, 0, 1})));
-    EXPECT_EQ(broadcast(source ? 2.5 : 0, 1, true), 2.5);
-    EXPECT_EQ(broadcast(source ? "text" : "", 1, true), "text");
   });
 }
 

@@ -7,11 +7,7 @@
 #include <ATen/ops/ones.h>
 #include <ATen/ops/quantize_per_tensor.h>
 #include <ATen/ops/zeros.h>
-#include <fmt/format.h>
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <cmath>
 
 #include "accelmgr/distributed.hpp"
 #include "launcher/distributed/ranks.hpp"

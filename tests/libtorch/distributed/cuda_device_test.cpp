@@ -2,7 +2,6 @@
 // that do nothing.
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <cstdlib>
 

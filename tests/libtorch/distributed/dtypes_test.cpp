@@ -7,7 +7,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <functional>
 
 #include "accelmgr/distributed.hpp"
 #include "launcher/distributed/ranks.hpp"

@@ -1,7 +1,6 @@
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include "accelmgr/distributed.hpp"
 #include "launcher/distributed/ranks.hpp"

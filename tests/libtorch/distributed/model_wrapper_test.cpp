@@ -1,7 +1,6 @@
 #include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include "accelmgr/multiprocess.hpp"
 #include "launcher/distributed/ranks.hpp"

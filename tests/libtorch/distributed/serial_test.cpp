@@ -3,7 +3,6 @@
 #include <ATen/ops/equal.h>
 #include <ATen/ops/ones.h>
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include "accelmgr/distributed.hpp"
 #include "message_of.hpp"
