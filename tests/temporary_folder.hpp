@@ -28,8 +28,9 @@ class TemporaryFolder {
   const std::filesystem::path& path() const noexcept { return path_; }
   std::filesystem::path operator/(const std::string& name) const { return path_ / name; }
 
-  /// Writes a file and returns its path.
+  /// Writes a file, in folders that it makes, and returns its path.
   std::string write(const std::string& name, const std::string& text) const {
+    std::filesystem::create_directories((path_ / name).parent_path());
     std::ofstream(path_ / name, std::ios::binary) << text;
     return path_ / name;
   }

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 
 #include "accelmgr/errors.hpp"
+#include "refusal.hpp"
 
 namespace accelmgr::device {
 namespace {
@@ -80,10 +81,8 @@ struct Choice {
   std::vector<std::string> devices{};
 };
 
-class Devices : public testing::TestWithParam<Choice> {};
-
-TEST_P(Devices, AreChosen) {
-  const auto& expected = GetParam();
+void expect_chosen(const Choice& expected) {
+  SCOPED_TRACE(expected.name);
   const auto assigned = assign_devices(config_of(expected.asked), expected.machine);
   const auto& config = assigned.config;
   EXPECT_EQ(config.runners.device, expected.device);
@@ -95,163 +94,95 @@ TEST_P(Devices, AreChosen) {
   EXPECT_EQ(assigned.why_cpu, fell_back ? "the driver is gone" : "");
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    All, Devices,
-    testing::Values(
-        Choice{"EveryGpu", with_gpus(3), {automatic}, cuda, 3, {a, b, c}},
-        Choice{"EveryGpuOfCuda", with_gpus(2), {cuda}, cuda, 2, {a, b}},
-        Choice{"AsManyAsAreAskedFor", with_gpus(3), {automatic, 2}, cuda, 2, {a, b}},
-        Choice{"GpusBeforeChips", {with_gpus(1).gpus, 4, 8}, {automatic}, cuda, 1, {a}},
-        Choice{"Numbers", with_gpus(3), {cuda, each, {"2", "0"}}, cuda, 2, {c, a}},
-        Choice{"ListAndCount", with_gpus(3), {cuda, 2, {"2", "0"}}, cuda, 2, {c, a}},
-        Choice{"Uuids", with_gpus(4), {cuda, each, {"GPU-bb40", "GPU-aa1"}}, cuda, 2, {d, a}},
-        Choice{"UuidInCapitals", with_gpus(4), {cuda, each, {"gpu-BB3"}}, cuda, 1, {c}},
-        Choice{"MixedWithTheCpu",
-               with_gpus(2),
-               {automatic, each, {"1", "cpu", "cpu"}},
-               cuda,
-               3,
-               {b, "cpu", "cpu"}},
-        Choice{"SharedInTurn", with_gpus(2), {cuda, 5, {}, true}, cuda, 5, {a, b, a, b, a}},
-        Choice{"NamedTwice", with_gpus(2), {cuda, each, {"0", "0"}, true}, cuda, 2, {a, a}},
-        Choice{"RoomForAResize", with_gpus(4), {cuda, 2, {}, false, 3}, cuda, 2, {a, b, c}},
-        Choice{
-            "ListWithRoomForAResize", with_gpus(4), {cuda, 2, {"3", "1", "0"}, false, 3}, cuda, 2, {d, b, a}},
-        Choice{"ResizeThatShares", with_gpus(2), {cuda, 2, {}, true, 4}, cuda, 2, {a, b, a, b}},
-        Choice{"EveryGpuThatIsFree", with_taken_gpus(1, 3), {automatic}, cuda, 2, {b, c}},
-        Choice{"FreeGpuThatIsNamedByItsNumber", with_taken_gpus(1, 3), {cuda, each, {"2"}}, cuda, 1, {c}},
-        Choice{"TakenGpusThatAreShared", with_taken_gpus(2, 2), {cuda, 2, {}, true}, cuda, 2, {a, b}},
-        Choice{"WholeGpusAndSlices", with_slices(), {automatic}, cuda, 3, {a, s1, s2}},
-        Choice{"SlicesThatAreNamed", with_slices(), {cuda, each, {"MIG-dd2", "1"}}, cuda, 2, {s2, s1}},
-        Choice{"CpuBesideATakenGpu", with_taken_gpus(1, 1), {automatic, each, {"cpu"}}, cpu, 1},
-        Choice{"CpuWithoutGpus", with_gpus(0), {automatic}, cpu, 2},
-        Choice{"CpuWithoutGpusAsManyAsAreAskedFor", with_gpus(0), {automatic, 5}, cpu, 5},
-        Choice{"CpuThatIsNamed", with_gpus(2), {automatic, each, {"cpu", "cpu", "cpu"}}, cpu, 3},
-        Choice{"CpuThatIsNamedWithoutGpus", with_gpus(0), {automatic, each, {"cpu"}}, cpu, 1},
-        Choice{"ChipsForModelsOfPython", with_chips(4), {automatic, each, {}, false, 0, "python"}, xla, 4},
-        Choice{"SomeChips", with_chips(4), {automatic, 2, {}, false, 0, "python"}, xla, 2},
-        Choice{"NoChipsForOtherModels", with_chips(4), {automatic}, cpu, 2},
-        Choice{"EachChip", with_chips(8), {xla, each, {}, false, 0, "python"}, xla, 8},
-        Choice{"TheCpuOfXlaWithoutChips", with_gpus(2), {xla, each, {}, false, 0, "python"}, xla, 2},
-        Choice{"Accelerators", with_gpus(1), {accelerator, 3}, accelerator, 3},
-        Choice{"AcceleratorsAreNotCounted", with_gpus(1), {accelerator, each}, accelerator, 2}),
-    [](const auto& info) { return info.param.name; });
-
-struct Flaw {
-  std::string name;
-  Machine machine;
-  Asked asked;
-  std::string key;
-  std::vector<std::string> said;
-};
-
-class RefusedDevices : public testing::TestWithParam<Flaw> {};
-
-TEST_P(RefusedDevices, AreNamedWithThoseThatThereAre) {
-  const auto& flaw = GetParam();
-  try {
-    assign_devices(config_of(flaw.asked), flaw.machine);
-    FAIL() << "no exception";
-  } catch (const ConfigError& error) {
-    EXPECT_EQ(error.key(), flaw.key);
-    for (const auto& part : flaw.said) EXPECT_THAT(error.what(), HasSubstr(part));
-  }
+TEST(Devices, AreChosen) {
+  const Choice choices[] = {
+      Choice{"EveryGpu", with_gpus(3), {automatic}, cuda, 3, {a, b, c}},
+      Choice{"EveryGpuOfCuda", with_gpus(2), {cuda}, cuda, 2, {a, b}},
+      Choice{"AsManyAsAreAskedFor", with_gpus(3), {automatic, 2}, cuda, 2, {a, b}},
+      Choice{"GpusBeforeChips", {with_gpus(1).gpus, 4, 8}, {automatic}, cuda, 1, {a}},
+      Choice{"Numbers", with_gpus(3), {cuda, each, {"2", "0"}}, cuda, 2, {c, a}},
+      Choice{"ListAndCount", with_gpus(3), {cuda, 2, {"2", "0"}}, cuda, 2, {c, a}},
+      Choice{"Uuids", with_gpus(4), {cuda, each, {"GPU-bb40", "GPU-aa1"}}, cuda, 2, {d, a}},
+      Choice{"UuidInCapitals", with_gpus(4), {cuda, each, {"gpu-BB3"}}, cuda, 1, {c}},
+      Choice{"MixedWithTheCpu",
+             with_gpus(2),
+             {automatic, each, {"1", "cpu", "cpu"}},
+             cuda,
+             3,
+             {b, "cpu", "cpu"}},
+      Choice{"SharedInTurn", with_gpus(2), {cuda, 5, {}, true}, cuda, 5, {a, b, a, b, a}},
+      Choice{"NamedTwice", with_gpus(2), {cuda, each, {"0", "0"}, true}, cuda, 2, {a, a}},
+      Choice{"RoomForAResize", with_gpus(4), {cuda, 2, {}, false, 3}, cuda, 2, {a, b, c}},
+      Choice{
+          "ListWithRoomForAResize", with_gpus(4), {cuda, 2, {"3", "1", "0"}, false, 3}, cuda, 2, {d, b, a}},
+      Choice{"ResizeThatShares", with_gpus(2), {cuda, 2, {}, true, 4}, cuda, 2, {a, b, a, b}},
+      Choice{"EveryGpuThatIsFree", with_taken_gpus(1, 3), {automatic}, cuda, 2, {b, c}},
+      Choice{"FreeGpuThatIsNamedByItsNumber", with_taken_gpus(1, 3), {cuda, each, {"2"}}, cuda, 1, {c}},
+      Choice{"TakenGpusThatAreShared", with_taken_gpus(2, 2), {cuda, 2, {}, true}, cuda, 2, {a, b}},
+      Choice{"WholeGpusAndSlices", with_slices(), {automatic}, cuda, 3, {a, s1, s2}},
+      Choice{"SlicesThatAreNamed", with_slices(), {cuda, each, {"MIG-dd2", "1"}}, cuda, 2, {s2, s1}},
+      Choice{"CpuBesideATakenGpu", with_taken_gpus(1, 1), {automatic, each, {"cpu"}}, cpu, 1},
+      Choice{"CpuWithoutGpus", with_gpus(0), {automatic}, cpu, 2},
+      Choice{"CpuWithoutGpusAsManyAsAreAskedFor", with_gpus(0), {automatic, 5}, cpu, 5},
+      Choice{"CpuThatIsNamed", with_gpus(2), {automatic, each, {"cpu", "cpu", "cpu"}}, cpu, 3},
+      Choice{"CpuThatIsNamedWithoutGpus", with_gpus(0), {automatic, each, {"cpu"}}, cpu, 1},
+      Choice{"ChipsForModelsOfPython", with_chips(4), {automatic, each, {}, false, 0, "python"}, xla, 4},
+      Choice{"SomeChips", with_chips(4), {automatic, 2, {}, false, 0, "python"}, xla, 2},
+      Choice{"NoChipsForOtherModels", with_chips(4), {automatic}, cpu, 2},
+      Choice{"EachChip", with_chips(8), {xla, each, {}, false, 0, "python"}, xla, 8},
+      Choice{"TheCpuOfXlaWithoutChips", with_gpus(2), {xla, each, {}, false, 0, "python"}, xla, 2},
+      Choice{"Accelerators", with_gpus(1), {accelerator, 3}, accelerator, 3},
+      Choice{"AcceleratorsAreNotCounted", with_gpus(1), {accelerator, each}, accelerator, 2}};
+  for (const auto& choice : choices) expect_chosen(choice);
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    All, RefusedDevices,
-    testing::Values(
-        Flaw{"CudaWithoutGpus",
-             with_gpus(0),
-             {cuda},
-             "runners.device",
-             {"runners.device is cuda, but no GPU can be used: the driver is gone"}},
-        Flaw{"ListWithoutGpus",
-             with_gpus(0),
-             {automatic, each, {"0", "cpu"}},
-             "runners.devices",
-             {"runners.devices is [0, cpu], but no GPU can be used: the driver is gone"}},
-        Flaw{"MoreRunnersThanGpus",
-             with_gpus(2),
-             {automatic, 3},
-             "nprocs",
-             {"nprocs is 3, but 2 GPUs are free; set runners.oversubscribe"}},
-        Flaw{"MoreRunnersThanFreeGpus",
-             with_taken_gpus(2, 3),
-             {automatic, 2},
-             "nprocs",
-             {"nprocs is 2, but 1 GPU is free; set runners.oversubscribe"}},
-        Flaw{"NoGpuIsFree",
-             with_taken_gpus(2, 2),
-             {automatic},
-             "runners.device",
-             {"runners.device is auto, but other sessions have all GPUs (GPU 0 (T4", "by process 47",
-              "runners.oversubscribe", "cpu"}},
-        Flaw{"NamedGpuIsTaken",
-             with_taken_gpus(1, 2),
-             {cuda, each, {"1", "0"}},
-             "runners.devices",
-             {"names a GPU that another session has: GPU 0 (T4", "by process 47"}},
-        Flaw{"MoreRunnersThanOneGpu", with_gpus(1), {cuda, 2}, "nprocs", {"nprocs is 2, but 1 GPU is free"}},
-        Flaw{"ResizeBeyondTheGpus",
-             with_gpus(2),
-             {cuda, 2, {}, false, 3},
-             "runners.max_runners",
-             {"runners.max_runners is 3, but 2 GPUs are free"}},
-        Flaw{"ResizeBeyondTheList",
-             with_gpus(4),
-             {cuda, 2, {"0", "1"}, false, 3},
-             "runners.max_runners",
-             {"runners.max_runners is 3, but runners.devices has 2 devices"}},
-        Flaw{"TooManyInTheList",
-             with_gpus(4),
-             {cuda, 2, {"0", "1", "2"}},
-             "runners.devices",
-             {"runners.devices has 3 devices", "nprocs is 2"}},
-        Flaw{"TwiceTheSame",
-             with_gpus(2),
-             {cuda, each, {"1", "GPU-aa20"}},
-             "runners.devices",
-             {"names GPU 1 (T4, 15.0 GiB, compute capability 7.5, GPU-aa20) twice", "runners.oversubscribe"}},
-        Flaw{"UnknownNumber",
-             with_gpus(2),
-             {cuda, each, {"2"}},
-             "runners.devices",
-             {"names '2', which is none of the visible GPUs", "GPU 0 (T4", "GPU 1 (T4"}},
-        Flaw{"UnknownUuid", with_gpus(2), {cuda, each, {"GPU-cc"}}, "runners.devices", {"names 'GPU-cc'", b}},
-        Flaw{"SlicedGpuThatIsNamed",
-             with_slices(),
-             {cuda, each, {"gpu-cc5"}},
-             "runners.devices",
-             {"names 'gpu-cc5', which is the GPU A100 (GPU-cc50)", "MIG mode is on", "name a slice of it",
-              s1 + " or " + s2, "nvidia-smi -mig 0"}},
-        Flaw{"SlicedGpuWithoutSlices",
-             with_slices(),
-             {cuda, each, {"GPU-cc60"}},
-             "runners.devices",
-             {"which is the GPU A30 (GPU-cc60)", "it has no slice", "nvidia-smi mig -cgi",
-              "nvidia-smi -mig 0"}},
-        Flaw{"UnknownSlice",
-             with_slices(),
-             {cuda, each, {"MIG-ee"}},
-             "runners.devices",
-             {"names 'MIG-ee', which is none of the visible GPUs", s1, s2}},
-        Flaw{"BeginningOfSeveral",
-             with_gpus(2),
-             {cuda, each, {"GPU-aa"}},
-             "runners.devices",
-             {"names 'GPU-aa', which is the beginning of several UUIDs", a, b}},
-        Flaw{"OtherWord",
-             with_gpus(1),
-             {cuda, each, {"gpu0"}},
-             "runners.devices",
-             {"names 'gpu0'", "nor cpu"}},
-        Flaw{"MoreRunnersThanChips",
-             with_chips(4),
-             {automatic, 5, {}, false, 0, "python"},
-             "nprocs",
-             {"nprocs is 5, but this machine has 4 TPU chips"}}),
-    [](const auto& info) { return info.param.name; });
+TEST(RefusedDevices, AreNamedWithThoseThatThereAre) {
+  const auto expect_refusal = [](const Machine& machine, const Asked& asked, const std::string& key,
+                                 const std::vector<std::string>& parts) {
+    const auto refused = test::refusal([&] { assign_devices(config_of(asked), machine); });
+    EXPECT_TRUE(says(refused, parts));
+    EXPECT_EQ(refused.key, key) << refused.text;
+  };
+  expect_refusal(with_gpus(0), {cuda}, "runners.device",
+                 {"runners.device is cuda, but no GPU can be used: the driver is gone"});
+  expect_refusal(with_gpus(0), {automatic, each, {"0", "cpu"}}, "runners.devices",
+                 {"runners.devices is [0, cpu], but no GPU can be used: the driver is gone"});
+  expect_refusal(with_gpus(2), {automatic, 3}, "nprocs",
+                 {"nprocs is 3, but 2 GPUs are free; set runners.oversubscribe"});
+  expect_refusal(with_taken_gpus(2, 3), {automatic, 2}, "nprocs",
+                 {"nprocs is 2, but 1 GPU is free; set runners.oversubscribe"});
+  expect_refusal(with_taken_gpus(2, 2), {automatic}, "runners.device",
+                 {"runners.device is auto, but other sessions have all GPUs (GPU 0 (T4", "by process 47",
+                  "runners.oversubscribe", "cpu"});
+  expect_refusal(with_taken_gpus(1, 2), {cuda, each, {"1", "0"}}, "runners.devices",
+                 {"names a GPU that another session has: GPU 0 (T4", "by process 47"});
+  expect_refusal(with_gpus(1), {cuda, 2}, "nprocs", {"nprocs is 2, but 1 GPU is free"});
+  expect_refusal(with_gpus(2), {cuda, 2, {}, false, 3}, "runners.max_runners",
+                 {"runners.max_runners is 3, but 2 GPUs are free"});
+  expect_refusal(with_gpus(4), {cuda, 2, {"0", "1"}, false, 3}, "runners.max_runners",
+                 {"runners.max_runners is 3, but runners.devices has 2 devices"});
+  expect_refusal(with_gpus(4), {cuda, 2, {"0", "1", "2"}}, "runners.devices",
+                 {"runners.devices has 3 devices", "nprocs is 2"});
+  expect_refusal(
+      with_gpus(2), {cuda, each, {"1", "GPU-aa20"}}, "runners.devices",
+      {"names GPU 1 (T4, 15.0 GiB, compute capability 7.5, GPU-aa20) twice", "runners.oversubscribe"});
+  expect_refusal(with_gpus(2), {cuda, each, {"2"}}, "runners.devices",
+                 {"names '2', which is none of the visible GPUs", "GPU 0 (T4", "GPU 1 (T4"});
+  expect_refusal(with_gpus(2), {cuda, each, {"GPU-cc"}}, "runners.devices", {"names 'GPU-cc'", b});
+  expect_refusal(with_slices(), {cuda, each, {"gpu-cc5"}}, "runners.devices",
+                 {"names 'gpu-cc5', which is the GPU A100 (GPU-cc50)", "MIG mode is on", "name a slice of it",
+                  s1 + " or " + s2, "nvidia-smi -mig 0"});
+  expect_refusal(
+      with_slices(), {cuda, each, {"GPU-cc60"}}, "runners.devices",
+      {"which is the GPU A30 (GPU-cc60)", "it has no slice", "nvidia-smi mig -cgi", "nvidia-smi -mig 0"});
+  expect_refusal(with_slices(), {cuda, each, {"MIG-ee"}}, "runners.devices",
+                 {"names 'MIG-ee', which is none of the visible GPUs", s1, s2});
+  expect_refusal(with_gpus(2), {cuda, each, {"GPU-aa"}}, "runners.devices",
+                 {"names 'GPU-aa', which is the beginning of several UUIDs", a, b});
+  expect_refusal(with_gpus(1), {cuda, each, {"gpu0"}}, "runners.devices", {"names 'gpu0'", "nor cpu"});
+  expect_refusal(with_chips(4), {automatic, 5, {}, false, 0, "python"}, "nprocs",
+                 {"nprocs is 5, but this machine has 4 TPU chips"});
+}
 
 TEST(Assignment, IsCheckedAgainstOtherCounts) {
   auto config = config_of({cuda});

@@ -9,6 +9,7 @@
 #include "accelmgr/errors.hpp"
 #include "base/cuda/device_collectives.hpp"
 #include "message_of.hpp"
+#include "refusal.hpp"
 #include "team.hpp"
 
 namespace accelmgr::test {
@@ -26,32 +27,33 @@ bool queue_sum(Team::Rank& rank) {
 
 void expect_aborted(Team::Rank& rank) {
   EXPECT_TRUE(rank.collectives.aborted());
-  const auto text = message_of<DeviceError>([&] { static_cast<void>(queue_sum(rank)); });
-  EXPECT_NE(text.find("the communicator of the team was aborted"), std::string::npos) << text;
+  expect_contains(message_of<DeviceError>([&] { static_cast<void>(queue_sum(rank)); }),
+                  {"the communicator of the team was aborted"});
   EXPECT_THROW(static_cast<void>(rank.wait(rank.stream())), DeviceError);
   EXPECT_FALSE(rank.device.given_up());
 }
 
 TEST(DeviceCollectives, DoNotWaitForEverForARankThatDoesNotCome) {
-  Team team({.timeout_s = 0.5});
-  auto& rank = team.make(0);
-  team.make(1);
-  const auto text = message_of<DeviceError>([&] { static_cast<void>(rank.collectives.connect()); });
-  EXPECT_NE(
-      text.find("ncclCommInitRankConfig: the team of 3 devices hangs: not all ranks have done their part "
-                "within 0.5 s; this is rank 0"),
-      std::string::npos)
-      << text;
-  EXPECT_GE(rank.sink.asked, 1) << "signs of life";
-  EXPECT_TRUE(rank.collectives.aborted());
-  team.ranks.erase(team.ranks.begin() + 2);
-  expect_clean(team, 2);
+  for (const bool has_own_deadline : {false, true}) {
+    Team team({.timeout_s = has_own_deadline ? 30 : 0.5});
+    auto& rank = team.make(0);
+    team.make(1);
+    const auto connect = [&] {
+      return has_own_deadline ? rank.collectives.connect(0.5) : rank.collectives.connect();
+    };
+    expect_contains(
+        message_of<DeviceError>([&] { static_cast<void>(connect()); }),
+        {"ncclCommInitRankConfig: the team of 3 devices hangs: not all ranks have done their part "
+         "within 0.5 s; this is rank 0"});
+    EXPECT_GE(rank.sink.asked, 1) << "signs of life";
+    EXPECT_TRUE(rank.collectives.aborted());
+    team.ranks.erase(team.ranks.begin() + 2);
+    expect_clean(team, 2);
+  }
 }
 
 TEST(DeviceCollectives, DoNotWaitForEverForARankThatDoesNotQueue) {
-  Team team({.size = 2, .timeout_s = 0.1});
-  team.make_all();
-  ASSERT_TRUE(team.connect());
+  ConnectedTeam team({.size = 2, .timeout_s = 0.1});
   auto& rank = team[0];
   ASSERT_TRUE(queue_sum(rank));
   EXPECT_THROW(static_cast<void>(rank.wait(rank.stream())), DeviceError);
@@ -63,11 +65,9 @@ TEST(DeviceCollectives, DoNotWaitForEverForARankThatDoesNotQueue) {
 
 // The first operation connects the ranks, and does not get to its stream before all have come.
 TEST(DeviceCollectives, DoNotWaitForEverToQueue) {
-  Team team({.size = 2, .first = First::when_asked, .timeout_s = 0.1});
-  team.make_all();
-  ASSERT_TRUE(team.connect());
-  const auto text = message_of<DeviceError>([&] { static_cast<void>(queue_sum(team[0])); });
-  EXPECT_NE(text.find("ncclAllReduce: the team of 2 devices hangs"), std::string::npos) << text;
+  ConnectedTeam team({.size = 2, .first = First::when_asked, .timeout_s = 0.1});
+  expect_contains(message_of<DeviceError>([&] { static_cast<void>(queue_sum(team[0])); }),
+                  {"ncclAllReduce: the team of 2 devices hangs"});
   expect_aborted(team[0]);
   expect_clean(team, 1);
 }
@@ -83,9 +83,7 @@ TEST(DeviceCollectives, EndWhenTheResultIsNotWanted) {
     expect_clean(team, 1);
   }
   for (const bool queueing : {true, false}) {
-    Team team({.size = 2, .first = queueing ? First::when_asked : First::soon});
-    team.make_all();
-    ASSERT_TRUE(team.connect());
+    ConnectedTeam team({.size = 2, .first = queueing ? First::when_asked : First::soon});
     auto& rank = team[0];
     if (queueing) {
       rank.sink.wants = false;
@@ -101,9 +99,7 @@ TEST(DeviceCollectives, EndWhenTheResultIsNotWanted) {
 }
 
 TEST(DeviceCollectives, EndWhenAnotherThreadAborts) {
-  Team team({.size = 2});
-  team.make_all();
-  ASSERT_TRUE(team.connect());
+  ConnectedTeam team({.size = 2});
   auto& rank = team[0];
   ASSERT_TRUE(queue_sum(rank));
   std::thread other([&] {
@@ -117,10 +113,8 @@ TEST(DeviceCollectives, EndWhenAnotherThreadAborts) {
 }
 
 TEST(DeviceCollectives, TellOfTheDeathOfAPeerThatNobodyElseTellsOf) {
-  Team team({.size = 2, .timeout_s = 1});
+  ConnectedTeam team({.size = 2, .timeout_s = 1});
   team.nccl.tell_of_aborts();
-  team.make_all();
-  ASSERT_TRUE(team.connect());
   ASSERT_TRUE(queue_sum(team[0]));
   team[1].collectives.abort();
   try {
@@ -141,10 +135,8 @@ TEST(DeviceCollectives, TellOfTheDeathOfAPeerThatNobodyElseTellsOf) {
 // Otherwise one death would end all runners of the team.
 TEST(DeviceCollectives, LeaveTheDeathOfAPeerToTheSession) {
   for (const bool queueing : {true, false}) {
-    Team team({.size = 2});
+    ConnectedTeam team({.size = 2});
     team.nccl.tell_of_aborts();
-    team.make_all();
-    ASSERT_TRUE(team.connect());
     if (!queueing) {
       ASSERT_TRUE(queue_sum(team[0]));
     }
@@ -162,9 +154,7 @@ TEST(DeviceCollectives, LeaveTheDeathOfAPeerToTheSession) {
 
 TEST(DeviceCollectives, KeepWhatEndedThemUnlessItWasTheDeviceOrNobodyWantsThem) {
   const auto failure_of = [](const std::function<void(Team&)>& disturb, double timeout_s = 30) {
-    Team team({.size = 2, .timeout_s = timeout_s});
-    team.make_all();
-    EXPECT_TRUE(team.connect());
+    ConnectedTeam team({.size = 2, .timeout_s = timeout_s});
     EXPECT_EQ(team[0].collectives.failure(), "");
     disturb(team);
     try {
@@ -190,20 +180,8 @@ TEST(DeviceCollectives, KeepWhatEndedThemUnlessItWasTheDeviceOrNobodyWantsThem) 
             "");
 }
 
-TEST(DeviceCollectives, HaveADeadlineOfTheirOwnToConnect) {
-  Team team({.size = 2});
-  const auto text =
-      message_of<DeviceError>([&] { static_cast<void>(team.make(0).collectives.connect(0.1)); });
-  EXPECT_NE(text.find("within 0.1 s"), std::string::npos) << text;
-  expect_aborted(team[0]);
-  team.ranks.pop_back();
-  expect_clean(team, 1);
-}
-
 TEST(DeviceCollectives, AreAbortedByAnAsynchronousErrorAfterTheirEventToo) {
-  Team team({.size = 1});
-  team.make_all();
-  ASSERT_TRUE(team.connect());
+  ConnectedTeam team({.size = 1});
   team[0].device.record(team[0].event, team[0].stream().get());
   while (!team[0].device.happened(team[0].event)) std::this_thread::yield();
   team.nccl.fail_asynchronously(0, nccl_code::system_error);
@@ -232,9 +210,7 @@ TEST(DeviceCollectives, EveryCallThatFailsThrowsAndAborts) {
       ADD_FAILURE() << function;
     } catch (const DeviceError& error) {
       EXPECT_EQ(error.code(), nccl_code::system_error) << function;
-      EXPECT_NE(std::string(error.what()).find("unhandled system error (2): what the fake knows"),
-                std::string::npos)
-          << error.what();
+      expect_contains(error.what(), {"unhandled system error (2): what the fake knows"});
       if (std::string(function) != "ncclGroupStart" && std::string(function) != "ncclSend" &&
           std::string(function) != "ncclRecv") {
         EXPECT_EQ(error.function(), function);
@@ -247,9 +223,7 @@ TEST(DeviceCollectives, EveryCallThatFailsThrowsAndAborts) {
 
 // NCCL would not notice; the fake does.
 TEST(DeviceCollectives, OfRanksThatDisagreeAreNoticedByTheFake) {
-  Team team({.size = 2});
-  team.make_all();
-  ASSERT_TRUE(team.connect());
+  ConnectedTeam team({.size = 2});
   const auto gather = [&](int rank, std::size_t bytes) {
     auto* memory = team[rank].memory.get();
     return team[rank].collectives.all_gather(memory, memory, bytes, team[rank].stream().get());
@@ -294,9 +268,7 @@ TEST(DeviceCollectives, RefuseWhatADeviceCannotReduce) {
 
 // A driver that hangs may keep abort for ever.
 TEST(DeviceCollectives, DoNotWaitForEverForAnAbort) {
-  Team team({.size = 2});
-  team.make_all();
-  ASSERT_TRUE(team.connect());
+  ConnectedTeam team({.size = 2});
   team.nccl.hang("ncclCommAbort");
   const auto begin = base::now_ns();
   team[0].collectives.abort();
@@ -309,9 +281,7 @@ TEST(DeviceCollectives, DoNotWaitForEverForAnAbort) {
 }
 
 TEST(DeviceCollectives, DoNotWaitForEverForACallThatAnAbortWouldInterrupt) {
-  Team team({.size = 2});
-  team.make_all();
-  ASSERT_TRUE(team.connect());
+  ConnectedTeam team({.size = 2});
   team.nccl.hang("ncclAllReduce");
   std::thread caller([&] { EXPECT_THROW(static_cast<void>(queue_sum(team[0])), DeviceError); });
   while (team.nccl.calls("ncclAllReduce") == 0) std::this_thread::yield();
@@ -323,9 +293,7 @@ TEST(DeviceCollectives, DoNotWaitForEverForACallThatAnAbortWouldInterrupt) {
 }
 
 TEST(DeviceCollectives, OfADeviceThatWasGivenUpMakeNoCall) {
-  Team team({.size = 1});
-  team.make_all();
-  ASSERT_TRUE(team.connect());
+  ConnectedTeam team({.size = 1});
   const auto before = team.nccl.calls("ncclCommFinalize") + team.nccl.calls("ncclCommAbort");
   team[0].device.give_up();
   team.ranks.clear();

@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cstring>
 #include <random>
 
@@ -90,19 +89,13 @@ class Deed {
                to_count = plan.count * plan.blocks_to(size_);
     const bool in_place = plan.kind == Plan::broadcast || (plan.in_place && plan.kind != Plan::all_to_all);
     from_ = rank.device.allocate(4 * from_count + 1);
-    auto* from = from_.get();
-    auto* to = from;
+    to_ = rank.device.allocate(4 * to_count + 1);
+    auto *from = from_.get(), *to = to_.get();
     const auto own = std::size_t(rank.collectives.rank()) * plan.count * 4;
-    if (!in_place) {
-      to_ = rank.device.allocate(4 * to_count + 1);
-      to = to_.get();
-    } else if (plan.kind == Plan::reduce_scatter) {
-      to = from + own;
-    } else if (plan.kind == Plan::all_gather) {
-      to_ = rank.device.allocate(4 * to_count + 1);
-      to = to_.get();
+    if (in_place && plan.kind == Plan::all_gather)
       from = to + own;
-    }
+    else if (in_place)
+      to = from + (plan.kind == Plan::reduce_scatter ? own : 0);
     result_ = to;
     team.cuda.launch(stream(), [this, from, from_count] {
       for (std::size_t i = 0; i < from_count; ++i)
@@ -164,9 +157,7 @@ TEST(DeviceCollectives, AreWhatAPlainComputationSaysInEveryOrder) {
   for (std::uint64_t seed = 0; seed < 150; ++seed) {
     std::mt19937_64 random(seed);
     const int size = 1 + int(random() % 5);
-    Team team({.size = size, .execution = FakeCuda::Execution::stepped, .seed = seed});
-    team.make_all();
-    ASSERT_TRUE(team.connect());
+    ConnectedTeam team({.size = size, .execution = FakeCuda::Execution::stepped, .seed = seed});
     std::vector<Plan> plans;
     for (int i = 0; i < 8; ++i) plans.push_back(Plan::random(random, size));
     std::vector<std::unique_ptr<Deed>> deeds;

@@ -3,9 +3,8 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
-
 #include "message_of.hpp"
+#include "refusal.hpp"
 #include "rig.hpp"
 
 namespace accelmgr::test {
@@ -13,20 +12,6 @@ namespace {
 
 using Held = FakeCuda::Held;
 namespace code = device::code;
-
-TEST(Device, GivesBackWhatItMade) {
-  FakeCuda fake(FakeCuda::Execution::threads);
-  Pages memory(100);
-  {
-    device::Device device(FakeCuda::runtime(), 0);
-    const auto stream = device.make_stream();
-    const auto event = device.make_event();
-    const auto block = device.allocate(10);
-    const auto registration = device.register_pages(memory.span(), device::register_read_write);
-    EXPECT_EQ(fake.held(), (Held{1, 1, 1, 1}));
-  }
-  EXPECT_EQ(fake.held(), Held{});
-}
 
 TEST(Device, RegistersWholePages) {
   FakeCuda fake(FakeCuda::Execution::stepped);
@@ -38,22 +23,6 @@ TEST(Device, RegistersWholePages) {
       device.register_pages(memory.span().subspan(100, 4000), device::register_read_write);
   device.copy(memory.span().data(), block.get(), 8192, device::Direction::to_host, stream.get());
   EXPECT_EQ(fake.unregistered_copies(), 0);
-}
-
-TEST(Device, OutOfMemoryIsAnErrorWithFunctionCodeAndText) {
-  FakeCuda fake(FakeCuda::Execution::stepped);
-  device::Device device(FakeCuda::runtime(), 0);
-  fake.fail("cudaMalloc", 2, code::out_of_memory);
-  const auto first = device.allocate(10);
-  try {
-    device.allocate(10);
-    ADD_FAILURE() << "it was allocated";
-  } catch (const device::DeviceError& error) {
-    EXPECT_EQ(error.function(), "cudaMalloc");
-    EXPECT_EQ(error.code(), code::out_of_memory);
-    EXPECT_STREQ(error.what(), "cudaMalloc: cudaErrorMemoryAllocation (2): out of memory");
-  }
-  EXPECT_NE(device.allocate(10), nullptr) << "the next one is there again";
 }
 
 TEST(Device, EveryCallThatFailsThrows) {
@@ -87,10 +56,15 @@ TEST(Device, EveryCallThatFailsThrows) {
   }
 }
 
-class ImpatientWaiter final : public base::Waiter {
+/// Wants the result as long as `wants` says so, which gets the number of times that it was asked.
+class AskedWaiter final : public base::Waiter {
  public:
-  bool wanted() override { return ++asked < enough; }
-  int asked = 0, enough = 1000;
+  explicit AskedWaiter(std::function<bool(int)> wants = [](int) { return true; }) : wants_(std::move(wants)) {}
+  bool wanted() override { return wants_(++asked); }
+  int asked = 0;
+
+ private:
+  std::function<bool(int)> wants_;
 };
 
 /// A stream whose work ends when `released` is set.
@@ -109,24 +83,13 @@ struct HeldUp {
   device::Event event = device.make_event();
 };
 
-/// Wants everything, and releases the work when it is asked for the third time.
-class ReleasingWaiter final : public base::Waiter {
- public:
-  explicit ReleasingWaiter(HeldUp& held) : held_(held) {}
-  bool wanted() override {
-    if (++asked == 3) *held_.released = true;
-    return true;
-  }
-  int asked = 0;
-
- private:
-  HeldUp& held_;
-};
-
 TEST(Device, AWaitGivesSignsOfLifeUntilTheWorkIsDone) {
   FakeCuda fake(FakeCuda::Execution::threads);
   HeldUp held(fake);
-  ReleasingWaiter sink(held);
+  AskedWaiter sink([&](int asked) {
+    if (asked == 3) *held.released = true;
+    return true;
+  });
   EXPECT_TRUE(held.device.wait(held.event, sink, 30));
   EXPECT_GE(sink.asked, 3);
 }
@@ -134,8 +97,7 @@ TEST(Device, AWaitGivesSignsOfLifeUntilTheWorkIsDone) {
 TEST(Device, AWaitEndsWhenTheResultIsNotWanted) {
   FakeCuda fake(FakeCuda::Execution::threads);
   HeldUp held(fake);
-  ImpatientWaiter sink;
-  sink.enough = 2;
+  AskedWaiter sink([](int asked) { return asked < 2; });
   EXPECT_FALSE(held.device.wait(held.event, sink, 30));
   EXPECT_EQ(sink.asked, 2);
   EXPECT_FALSE(held.device.given_up());
@@ -152,24 +114,14 @@ TEST(Device, ThatHangsIsGivenUpAndNoCallWaitsForItAnyMore) {
     const auto registration = device.register_pages(memory.span(), device::register_read_write);
     fake.hang_after(0);
     device.record(event, stream.get());
-    ImpatientWaiter sink;
-    const auto text = message_of<device::DeviceError>([&] { device.wait(event, sink, 0.5); });
-    EXPECT_NE(text.find("the device hangs: it has not done its work within 0.5 s"), std::string::npos)
-        << text;
+    AskedWaiter sink;
+    expect_contains(message_of<device::DeviceError>([&] { device.wait(event, sink, 0.5); }),
+                    {"the device hangs: it has not done its work within 0.5 s"});
     EXPECT_TRUE(device.given_up());
     EXPECT_GE(sink.asked, 1);
     EXPECT_THROW(device.make_event(), device::DeviceError);
   }
   EXPECT_EQ(fake.endless_waits(), 0);
-}
-
-TEST(Device, SettlesWhenAStreamIsIdle) {
-  FakeCuda fake(FakeCuda::Execution::threads);
-  HeldUp held(fake);
-  *held.released = true;
-  held.device.settle(held.stream.get());
-  EXPECT_TRUE(held.device.happened(held.event));
-  EXPECT_FALSE(held.device.given_up());
 }
 
 TEST(Device, ThatDoesNotSettleIsGivenUp) {

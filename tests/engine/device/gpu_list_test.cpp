@@ -41,6 +41,8 @@ DriverQuestion of_fake(double timeout_s = 60) {
   return {.library = fake_driver, .nvml = fake_nvml, .timeout_s = timeout_s};
 }
 
+std::string why_none() { return list_gpus(of_fake()).why_none; }
+
 class ListedGpus : public testing::Test {
  protected:
   ListedGpus() { unsetenv("CUDA_VISIBLE_DEVICES"); }
@@ -94,10 +96,10 @@ TEST_F(ListedGpus, SayWhoHasTakenThem) {
 
 TEST_F(ListedGpus, ThatAreAllHiddenAreCountedAndTheVariableIsNamed) {
   const Variable hidden("CUDA_VISIBLE_DEVICES", "");
-  EXPECT_EQ(list_gpus(of_fake()).why_none, "CUDA_VISIBLE_DEVICES is '' and hides all 2 GPUs");
+  EXPECT_EQ(why_none(), "CUDA_VISIBLE_DEVICES is '' and hides all 2 GPUs");
   const Variable one("FAKE_DRIVER_GPUS", "1");
   const Variable absent("CUDA_VISIBLE_DEVICES", "3");
-  EXPECT_EQ(list_gpus(of_fake()).why_none, "CUDA_VISIBLE_DEVICES is '3' and hides the GPU");
+  EXPECT_EQ(why_none(), "CUDA_VISIBLE_DEVICES is '3' and hides the GPU");
 }
 
 TEST_F(ListedGpus, AreNoneWithoutADriver) {
@@ -114,20 +116,18 @@ TEST_F(ListedGpus, AreNoneWithoutADriver) {
 TEST_F(ListedGpus, AreNoneWhereTheDriverFailsAndItsErrorIsTold) {
   {
     const Variable none("FAKE_DRIVER_GPUS", "0");
-    EXPECT_THAT(list_gpus(of_fake()).why_none,
+    EXPECT_THAT(why_none(),
                 HasSubstr("cuInit: CUDA_ERROR_NO_DEVICE (100): no CUDA-capable device is detected; "));
     const Variable visible("CUDA_VISIBLE_DEVICES", "0");
-    EXPECT_THAT(list_gpus(of_fake()).why_none,
-                AllOf(HasSubstr("CUDA_ERROR_NO_DEVICE"), Not(HasSubstr("hides"))));
+    EXPECT_THAT(why_none(), AllOf(HasSubstr("CUDA_ERROR_NO_DEVICE"), Not(HasSubstr("hides"))));
   }
   {
     const Variable fails("FAKE_DRIVER_FAILS", "803");
-    EXPECT_THAT(list_gpus(of_fake()).why_none, HasSubstr("cuInit: an unknown error (803): no text"));
+    EXPECT_THAT(why_none(), HasSubstr("cuInit: an unknown error (803): no text"));
   }
   for (const std::string function : {"cuDeviceGetName", "cuDeviceGetUuid", "cuDeviceTotalMem"}) {
     const Variable fails("FAKE_DRIVER_FAILS", function.c_str());
-    EXPECT_THAT(list_gpus(of_fake()).why_none,
-                HasSubstr(function + " of GPU 0: CUDA_ERROR_UNKNOWN (999): a text"));
+    EXPECT_THAT(why_none(), HasSubstr(function + " of GPU 0: CUDA_ERROR_UNKNOWN (999): a text"));
   }
 }
 
@@ -140,7 +140,6 @@ TEST_F(ListedGpus, AreNoneWhereTheDriverFailsAndWhatTheKernelSaysIsToldToo) {
     return list_gpus(question).why_none;
   };
   EXPECT_THAT(why(), HasSubstr("; no device of an NVIDIA GPU is in /dev"));
-  std::filesystem::create_directory(root / "dev");
   root.write("dev/nvidia0", "");
   EXPECT_THAT(why(), HasSubstr("; the GPUs' devices are there, and this process can open them"));
   const auto closed = root / "dev/nvidia1";
@@ -150,20 +149,17 @@ TEST_F(ListedGpus, AreNoneWhereTheDriverFailsAndWhatTheKernelSaysIsToldToo) {
 
 TEST_F(ListedGpus, AreNoneInAForkOfAProcessThatUsesTheDriver) {
   const Variable fails("FAKE_DRIVER_FAILS", "3");
-  EXPECT_THAT(list_gpus(of_fake()).why_none, Not(HasSubstr("forked from")));
+  EXPECT_THAT(why_none(), Not(HasSubstr("forked from")));
   void* driver = dlopen(fake_driver.c_str(), RTLD_NOW | RTLD_LOCAL);
   ASSERT_NE(driver, nullptr);
-  EXPECT_THAT(list_gpus(of_fake()).why_none,
-              AllOf(HasSubstr("cuInit: "), HasSubstr("the driver ran already in the process"),
-                    HasSubstr("spawn and forkserver")));
+  EXPECT_THAT(why_none(), AllOf(HasSubstr("cuInit: "), HasSubstr("the driver ran already in the process"),
+                                HasSubstr("spawn and forkserver")));
   dlclose(driver);
 }
 
 TEST_F(ListedGpus, StandBesideTheChipsOfATpuUnlessPjrtDeviceNamesAnotherKind) {
   const test::TemporaryFolder root;
-  const auto pci = root / "sys/bus/pci/devices";
   for (const std::string chip : {"0000:00:04.0", "0000:00:05.0"}) {
-    std::filesystem::create_directories(pci / chip);
     root.write("sys/bus/pci/devices/" + chip + "/vendor", "0x1ae0\n");
     root.write("sys/bus/pci/devices/" + chip + "/device", "0x0063\n");
   }
@@ -186,8 +182,7 @@ TEST_F(ListedGpus, AreNoneWhereTheDriverHangs) {
 
 TEST_F(ListedGpus, AreNoneWhereTheDriverCrashes) {
   const Variable crashes("FAKE_DRIVER_CRASHES", "1");
-  EXPECT_EQ(list_gpus(of_fake()).why_none,
-            "the driver ended the process that asked it: killed by signal 11 (SEGV)");
+  EXPECT_EQ(why_none(), "the driver ended the process that asked it: killed by signal 11 (SEGV)");
 }
 
 const std::string gpu_b = "GPU-b0b1b2b3-b4b5-b6b7-b8b9-babbbcbdbebf";
@@ -204,6 +199,8 @@ std::vector<std::string> uuids(const Gpus& gpus) {
   return all;
 }
 
+std::vector<std::string> all_uuids() { return uuids(list_gpus(of_fake())); }
+
 class ListedSlices : public ListedGpus {
  protected:
   static std::vector<std::string> seen_with(const std::string& visible, const DriverQuestion& question) {
@@ -212,7 +209,7 @@ class ListedSlices : public ListedGpus {
   }
 };
 
-TEST_F(ListedSlices, AreAllThoughCudaShowsOne) {
+TEST_F(ListedSlices, AreAllThoughCudaShowsOneAndHidesWholeGpus) {
   const Variable slices("FAKE_DRIVER_SLICES", "2,1");
   const auto gpus = list_gpus(of_fake());
   EXPECT_THAT(uuids(gpus), ElementsAre(slice('A', 0), slice('A', 1), slice('B', 0))) << gpus.why_none;
@@ -224,11 +221,8 @@ TEST_F(ListedSlices, AreAllThoughCudaShowsOne) {
   EXPECT_EQ(describe(gpus, 2),
             "GPU 2 (Fake GPU B MIG 1g.5gb, 5.0 GiB, compute capability 9.0, " + slice('B', 0) + ")");
   EXPECT_EQ(gpus.sliced.at(1).whole.uuid, gpu_b);
-}
-
-TEST_F(ListedSlices, StandBesideWholeGpusWhichCudaHidesThen) {
-  const Variable slices("FAKE_DRIVER_SLICES", "1");
-  EXPECT_THAT(uuids(list_gpus(of_fake())), ElementsAre(slice('A', 0), gpu_b));
+  const Variable one("FAKE_DRIVER_SLICES", "1");
+  EXPECT_THAT(all_uuids(), ElementsAre(slice('A', 0), gpu_b)) << "a whole GPU beside a slice";
 }
 
 TEST_F(ListedSlices, AreThoseThatTheEnvironmentLeavesInItsOrder) {
@@ -239,7 +233,7 @@ TEST_F(ListedSlices, AreThoseThatTheEnvironmentLeavesInItsOrder) {
   EXPECT_THAT(seen_with("GPU-b0," + a1, of_fake()), ElementsAre(b0, b1, a1));
   EXPECT_THAT(seen_with(b1 + ",7," + a0, of_fake()), ElementsAre(b1)) << "CUDA stops at an unknown one";
   const Variable hidden("CUDA_VISIBLE_DEVICES", "");
-  EXPECT_EQ(list_gpus(of_fake()).why_none, "CUDA_VISIBLE_DEVICES is '' and hides all 4 GPUs");
+  EXPECT_EQ(why_none(), "CUDA_VISIBLE_DEVICES is '' and hides all 4 GPUs");
 }
 
 TEST_F(ListedSlices, ThatAreNamedAreTakenToBeThereWhereNothingListsThem) {
@@ -273,12 +267,12 @@ TEST_F(ListedSlices, AreLeftOutWhereNvmlFailsForThem) {
   const Variable slices("FAKE_DRIVER_SLICES", "2");
   for (const char* function : {"nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetMigDeviceHandleByIndex"}) {
     const Variable fails("FAKE_NVML_FAILS", function);
-    EXPECT_THAT(uuids(list_gpus(of_fake())), ElementsAre(slice('A', 0), gpu_b)) << function;
+    EXPECT_THAT(all_uuids(), ElementsAre(slice('A', 0), gpu_b)) << function;
   }
   for (const char* function :
        {"nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetMigMode", "nvmlDeviceGetUUID"}) {
     const Variable fails("FAKE_NVML_FAILS", function);
-    EXPECT_THAT(uuids(list_gpus(of_fake())), Contains(slice('A', 0))) << function;
+    EXPECT_THAT(all_uuids(), Contains(slice('A', 0))) << function;
   }
 }
 

@@ -39,24 +39,6 @@ TEST(GradientCopies, BeginWhenABucketIsCompleteInTheLastMicroBatch) {
   EXPECT_EQ(copied(), before + 2);
 }
 
-TEST(GradientCopies, OfAMicroBatchThatWasNotKnownToBeTheLastAreMadeAtTheEnd) {
-  Rig rig({});
-  rig.begin(1);
-  rig.micro_batch(1, true, false);
-  ASSERT_TRUE(rig.copies->finish());
-  for (std::size_t i = 0; i < rig.size(); ++i) EXPECT_EQ(rig.sink.seen[i], rig.expected(i, 2));
-}
-
-TEST(GradientCopies, IncludeWhatOnlyAnEarlierMicroBatchWrote) {
-  Rig rig({});
-  rig.begin(1);
-  rig.micro_batch(1, true, false, {2, 0});
-  rig.micro_batch(1, false, true, {0});
-  ASSERT_TRUE(rig.copies->finish());
-  EXPECT_EQ(rig.sink.seen[2], rig.expected(2, 2));
-  EXPECT_EQ(rig.sink.seen.size(), 2u) << "and nothing of what was not written";
-}
-
 // In a sandbox, for instance, or where a process may lock little memory.
 TEST(GradientCopies, ToASlabThatCannotBeRegisteredGoThroughMemoryOfTheDriver) {
   Rig rig({});
@@ -74,19 +56,22 @@ TEST(GradientCopies, ToASlabThatCannotBeRegisteredGoThroughMemoryOfTheDriver) {
 
 const std::vector<std::size_t> mixed_and_trained{9, 7, 6, 5, 4, 2, 0};
 
+/// Two micro-batches, whose gradients must be in `found` afterwards.
+void expect_sums(Rig& rig, float value, const std::map<std::size_t, std::vector<double>>& found) {
+  rig.begin(value);
+  rig.micro_batch(1, true, false, mixed_and_trained);
+  rig.micro_batch(2, false, true, mixed_and_trained);
+  ASSERT_TRUE(rig.copies->finish());
+  EXPECT_EQ(found.size(), mixed_and_trained.size());
+  for (const auto i : mixed_and_trained)
+    EXPECT_EQ(found.at(i), rig.expected(i, 2 * value + 3 + float(i))) << i;
+}
+
 TEST(GradientCopies, OfAllDtypesComeToTheirPlaces) {
   for (const bool has_slab : {true, false}) {
     Rig rig({.counts = {3000, 17, 400}, .has_slab = has_slab, .is_mixed = true});
-    for (const float value : {1.0F, 7.0F}) {
-      rig.begin(value);
-      rig.micro_batch(1, true, false, mixed_and_trained);
-      rig.micro_batch(2, false, true, mixed_and_trained);
-      ASSERT_TRUE(rig.copies->finish());
-      auto& found = has_slab ? rig.sink.seen : rig.sink.captured;
-      EXPECT_EQ(found.size(), mixed_and_trained.size());
-      for (const auto i : mixed_and_trained)
-        EXPECT_EQ(found[i], rig.expected(i, 2 * value + 3 + float(i))) << i;
-    }
+    for (const float value : {1.0F, 7.0F})
+      expect_sums(rig, value, has_slab ? rig.sink.seen : rig.sink.captured);
     EXPECT_EQ(rig.fake.unregistered_copies(), 0);
   }
 }
@@ -97,18 +82,11 @@ TEST(GradientCopies, ForSlabsOfBfloat16AreRoundedOnTheDevice) {
     Rig rig(
         {.counts = {3000, 17, 400}, .records = records, .is_mixed = true, .precision = {.bf16_slabs = true}});
     ASSERT_TRUE(rig.copies->rounds(0));
+    std::uint64_t bytes = 0;
+    for (const auto i : mixed_and_trained) bytes += rig.manifest.tensors[i].slab_bytes();
     for (const float value : {1.0F, 7.0F}) {
       const auto before = rig.fake.copied(device::Direction::to_host);
-      rig.begin(value);
-      rig.micro_batch(1, true, false, mixed_and_trained);
-      rig.micro_batch(2, false, true, mixed_and_trained);
-      ASSERT_TRUE(rig.copies->finish());
-      EXPECT_EQ(rig.sink.seen.size(), mixed_and_trained.size());
-      std::uint64_t bytes = 0;
-      for (const auto i : mixed_and_trained) {
-        EXPECT_EQ(rig.sink.seen[i], rig.expected(i, 2 * value + 3 + float(i))) << i;
-        bytes += rig.manifest.tensors[i].slab_bytes();
-      }
+      expect_sums(rig, value, rig.sink.seen);
       EXPECT_EQ(rig.fake.copied(device::Direction::to_host) - before, bytes);
     }
   }
@@ -195,11 +173,7 @@ TEST(GradientCopies, GiveEverythingBackWhereverAnAllocationFails) {
   for (int nth = 1;; ++nth) {
     FakeCuda fake(FakeCuda::Execution::stepped);
     fake.fail("cudaEventCreateWithFlags", nth, device::code::out_of_memory);
-    const session::Manifest manifest = [] {
-      session::Manifest one;
-      one.tensors.push_back({.name = "p", .aliases = {}, .shape = {4}, .count = 4});
-      return one;
-    }();
+    const auto manifest = float_manifest({4});
     NotingSink sink(manifest, true);
     bool failed = false;
     try {

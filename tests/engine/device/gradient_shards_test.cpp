@@ -6,9 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <random>
-#include <set>
 
 #include "accelmgr/errors.hpp"
 #include "message_of.hpp"
@@ -21,67 +19,31 @@ namespace {
 constexpr std::size_t memory_bytes = std::size_t{2} << 20;
 constexpr std::byte nothing{0xff};  // Elements of such bytes are NaN.
 
-session::Manifest team_manifest(const std::vector<std::pair<std::uint64_t, session::Group>>& tensors) {
-  session::Manifest manifest;
-  for (const auto& [count, group] : tensors)
-    manifest.tensors.push_back({.name = "p" + std::to_string(manifest.tensors.size()),
-                                .aliases = {},
-                                .shape = {static_cast<std::int64_t>(count)},
-                                .count = count,
-                                .group = group});
-  manifest.place_tensors();
-  return manifest;
-}
-
 /// Three buckets of gradients, and one for the parameter that is frozen.
 session::Manifest usual_manifest() {
-  using session::Group;
-  return team_manifest({{3000, Group::decay},
-                        {5, Group::no_decay},
-                        {700, Group::decay},
-                        {40, Group::frozen},
-                        {263'000, Group::decay},
-                        {33, Group::no_decay}});
+  using enum session::Group;
+  return float_manifest({3000, 5, 700, 40, 263'000, 33}, {decay, no_decay, decay, frozen, decay, no_decay});
 }
 
 /// The sink of one rank. Shards go to `shards`, at their place in the plan.
-class ShardSink final : public RunnerSide {
+class ShardSink final : public SlabSink {
  public:
-  explicit ShardSink(bool has_slab) : has_slab_(has_slab) {}
+  ShardSink(const session::Manifest& manifest, bool has_slab) : SlabSink(manifest, has_slab, memory_bytes) {}
 
   void capture(std::size_t, const void*) override { ADD_FAILURE() << "a team gives shards only"; }
   void arrived(std::span<const std::size_t>) override { ADD_FAILURE() << "a team gives shards only"; }
-  std::span<std::byte> slab() override {
-    if (!has_slab_) return {};
-    return memory_.span().first(session::Manifest(*manifest).place_tensors().slab);
-  }
-  std::byte* place_of(std::size_t index) override {
-    return memory_.span().data() + manifest->tensors[index].slab;
-  }
-  bool is_trained(std::size_t index) override {
-    return manifest->tensors[index].group != session::Group::frozen || unfrozen.contains(index);
-  }
-  bool is_stale(std::size_t index) override { return !fresh.contains(index); }
   void shard(session::Bytes shard, const std::byte* sums) override {
     ++given;
     const bool in_place =
-        has_slab_ && unfrozen.empty() && session::ShardPlan(*manifest).is_of_slabs(*manifest);
-    EXPECT_EQ(in_place, sums == memory_.span().data() + shard.first);
+        has_slab_ && unfrozen.empty() && session::ShardPlan(manifest_).is_of_slabs(manifest_);
+    EXPECT_EQ(in_place, has_slab_ && sums == slab().data() + shard.first);
     std::copy_n(sums, shard.count(), shards.begin() + std::ptrdiff_t(shard.first));
   }
-  bool last_micro_batch() override { return last; }
   bool wanted() override { return wants; }
 
-  const session::Manifest* manifest = nullptr;
   std::vector<std::byte> shards = std::vector<std::byte>(memory_bytes, nothing);
-  std::set<std::size_t> unfrozen, fresh;
   std::size_t given = 0;  ///< Shards.
-  bool last = false;
   std::atomic<bool> wants = true;
-
- private:
-  bool has_slab_;
-  Pages memory_{memory_bytes};
 };
 
 double parameter_value(std::size_t attempt, std::size_t parameter, std::uint64_t element) {
@@ -94,10 +56,9 @@ struct TeamRank {
            double timeout_s = 30)
       : fakes(team),
         manifest(manifest),
-        sink(has_slab),
+        sink(manifest, has_slab),
         device(FakeCuda::runtime(), rank),
         collectives(device, FakeNccl::table(), team.id, rank, team.size(), sink, timeout_s) {
-    sink.manifest = &manifest;
     std::vector<std::byte*> targets;
     for (const auto& entry : manifest.tensors) {
       places.push_back({master.span().data() + entry.offset, {1}});
@@ -116,6 +77,10 @@ struct TeamRank {
     copies->join(collectives);
     upload->join(collectives);
     return true;
+  }
+  void begin() {
+    EXPECT_TRUE(copies->begin_attempt());
+    copies->begin_work();
   }
   /// The gradient of parameter i is its value and what the rank adds to it, once for each micro-batch.
   void micro_batch(bool first, const std::vector<std::size_t>& used, bool recorded = false) {
@@ -234,8 +199,7 @@ TEST_P(Shards, HoldTheSumOverTheTeamWhateverOrderEachRankHas) {
           }
           std::ranges::fill(rank.sink.shards, nothing);
           rank.write(a);
-          EXPECT_TRUE(rank.copies->begin_attempt());
-          rank.copies->begin_work();
+          rank.begin();
           rank.upload->load();
           for (int i = 0; i < plan.micro_batches; ++i) {
             rank.sink.last = plan.knows_last && i + 1 == plan.micro_batches;
@@ -273,10 +237,7 @@ TEST_P(Shards, HoldTheSumOverTheTeamWhateverOrderEachRankHas) {
         }
       }
     }
-    EXPECT_EQ(team.nccl.misuses(), std::vector<std::string>{});
-    EXPECT_EQ(team.nccl.mismatches(), std::vector<std::string>{});
-    EXPECT_EQ(team.nccl.live(), 0);
-    EXPECT_EQ(team.nccl.calls("ncclCommAbort"), 0);
+    expect_clean(team, 0);
     EXPECT_EQ(team.cuda.unregistered_copies(), 0);
     EXPECT_EQ(team.cuda.held(), FakeCuda::Held{});
   }
@@ -288,15 +249,14 @@ INSTANTIATE_TEST_SUITE_P(Executions, Shards,
 TEST(GradientShards, CopyOnlyTheirPartUpAndDown) {
   constexpr int size = 4;
   Team team({.size = size});
-  const auto manifest = team_manifest({{256'000, session::Group::decay}});
+  const auto manifest = float_manifest({256'000});
   std::vector<std::thread> threads;
   for (int number = 0; number < size; ++number)
     threads.emplace_back([&, number] {
       TeamRank rank(team, number, manifest);
       EXPECT_TRUE(rank.join());
       rank.write(0);
-      EXPECT_TRUE(rank.copies->begin_attempt());
-      rank.copies->begin_work();
+      rank.begin();
       rank.upload->load();
       rank.sink.last = true;
       rank.micro_batch(true, {0});
@@ -314,8 +274,7 @@ TEST(GradientShards, ABucketIsQueuedBehindTheOneBeforeIt) {
   ASSERT_TRUE(rank.join());
   EXPECT_EQ(rank.copies->buckets(), (std::vector<std::vector<std::size_t>>{{4}, {0, 2}, {1, 5}, {3}}));
   const auto queued = [&] { return team.nccl.calls("ncclReduceScatter"); };
-  EXPECT_TRUE(rank.copies->begin_attempt());
-  rank.copies->begin_work();
+  rank.begin();
   rank.sink.last = true;
   rank.micro_batch(true, {1, 5, 2, 0});
   EXPECT_EQ(queued(), 0) << "the first bucket is not complete";
@@ -338,8 +297,7 @@ TEST(GradientShards, AreLeftWhenAPeerDiesAndTheNextAttemptGoesOnWithoutIt) {
   ASSERT_TRUE(first->join() && second->join());
   for (auto* rank : {&*first, &*second}) {
     rank->write(0);
-    EXPECT_TRUE(rank->copies->begin_attempt());
-    rank->copies->begin_work();
+    rank->begin();
     rank->upload->load();
     rank->sink.last = true;
   }
@@ -354,8 +312,7 @@ TEST(GradientShards, AreLeftWhenAPeerDiesAndTheNextAttemptGoesOnWithoutIt) {
   EXPECT_FALSE(first->device.given_up());
 
   first->sink.wants = true;
-  EXPECT_TRUE(first->copies->begin_attempt());
-  first->copies->begin_work();
+  first->begin();
   EXPECT_THROW(first->micro_batch(true, {4}), device::DeviceError) << "the team needs another communicator";
   first->copies->leave();
   first->upload->leave();
@@ -374,13 +331,11 @@ TEST(GradientShards, ThatAreLeftInTheMiddleAbortTheCommunicator) {
       TeamRank first(team, 0, manifest);
       TeamRank second(team, 1, manifest);
       ASSERT_TRUE(first.join() && second.join());
-      EXPECT_TRUE(first.copies->begin_attempt());
-      first.copies->begin_work();
+      first.begin();
       first.sink.last = true;
       first.micro_batch(true, {4});
       if (begins_again) {
-        EXPECT_TRUE(first.copies->begin_attempt());
-        first.copies->begin_work();
+        first.begin();
         EXPECT_TRUE(first.collectives.aborted());
       }
     }
@@ -397,8 +352,7 @@ TEST(GradientShards, OfARankWhosePeerHangsEndAtTheDeadline) {
   TeamRank first(team, 0, manifest, true, 0.1);
   TeamRank second(team, 1, manifest, true, 0.1);
   ASSERT_TRUE(first.join() && second.join());
-  EXPECT_TRUE(first.copies->begin_attempt());
-  first.copies->begin_work();
+  first.begin();
   first.micro_batch(true, {4});
   EXPECT_THROW(first.copies->finish(), device::DeviceError);
   EXPECT_TRUE(first.collectives.aborted());

@@ -5,7 +5,6 @@
 #include <cstring>
 #include <functional>
 #include <map>
-#include <memory>
 #include <optional>
 #include <set>
 #include <vector>
@@ -15,24 +14,20 @@
 #include "engine/device/parameter_upload.hpp"
 #include "engine/support/fake_cuda.hpp"
 #include "engine/support/runner_side.hpp"
+#include "float_manifest.hpp"
 #include "pages.hpp"
 
 namespace accelmgr::test {
 
-/// A sink with a slab, or without one. It notes each gradient as it is at the moment when it arrives.
-class NotingSink final : public RunnerSide {
+/// A sink with a slab in memory of the test, or without one.
+class SlabSink : public RunnerSide {
  public:
-  NotingSink(const session::Manifest& manifest, bool has_slab)
+  SlabSink(const session::Manifest& manifest, bool has_slab, std::size_t room)
       : manifest_(manifest),
         has_slab_(has_slab),
-        slab_bytes_(session::Manifest(manifest).place_tensors().slab) {}
+        slab_bytes_(session::Manifest(manifest).place_tensors().slab),
+        memory_(room) {}
 
-  void capture(std::size_t index, const void* gradient) override {
-    const auto& entry = manifest_.tensors[index];
-    std::vector<std::byte> bytes(entry.elements() * session::bytes_of(entry.types.gradient));
-    std::memcpy(bytes.data(), gradient, bytes.size());
-    captured[index] = Elements(bytes.data(), entry.types.gradient, entry.elements()).numbers();
-  }
   /// The part of the parameters that are trained from the start, as a session has it.
   std::span<std::byte> slab() override {
     return has_slab_ ? memory_.span().first(slab_bytes_) : std::span<std::byte>();
@@ -40,35 +35,50 @@ class NotingSink final : public RunnerSide {
   std::byte* place_of(std::size_t index) override {
     return memory_.span().data() + manifest_.tensors[index].slab;
   }
-  void arrived(std::span<const std::size_t> indices) override {
-    for (const auto index : indices) {
-      const auto& entry = manifest_.tensors[index];
-      seen[index] = Elements(place_of(index), entry.types.slab, entry.elements()).numbers();
-      order.push_back(index);
-    }
-  }
   bool is_trained(std::size_t index) override {
     return manifest_.tensors[index].group != session::Group::frozen || unfrozen.contains(index);
   }
   bool is_stale(std::size_t index) override { return !fresh.contains(index); }
-  void built() override {
-    if (when_built) when_built();
-  }
   bool last_micro_batch() override { return last; }
-  bool wanted() override { return asked == nullptr || asked(); }
 
-  std::map<std::size_t, std::vector<double>> seen, captured;
-  std::vector<std::size_t> order;
-  std::function<bool()> asked;
-  std::function<void()> when_built;
   std::set<std::size_t> unfrozen, fresh;
   bool last = false;
 
- private:
+ protected:
   const session::Manifest& manifest_;
-  bool has_slab_;
+  const bool has_slab_;
+
+ private:
   std::uint64_t slab_bytes_;
-  Pages memory_{std::size_t{16} << 20};
+  Pages memory_;
+};
+
+/// It notes each gradient as it is at the moment when it arrives.
+class NotingSink final : public SlabSink {
+ public:
+  NotingSink(const session::Manifest& manifest, bool has_slab)
+      : SlabSink(manifest, has_slab, std::size_t{16} << 20) {}
+
+  void capture(std::size_t index, const void* gradient) override {
+    const auto& entry = manifest_.tensors[index];
+    std::vector<std::byte> bytes(entry.elements() * session::bytes_of(entry.types.gradient));
+    std::memcpy(bytes.data(), gradient, bytes.size());
+    captured[index] = Elements(bytes.data(), entry.types.gradient, entry.elements()).numbers();
+  }
+  void arrived(std::span<const std::size_t> indices) override {
+    for (const auto index : indices) {
+      const auto& entry = manifest_.tensors[index];
+      seen[index] = Elements(place_of(index), entry.types.slab, entry.elements()).numbers();
+    }
+  }
+  void built() override {
+    if (when_built) when_built();
+  }
+  bool wanted() override { return asked == nullptr || asked(); }
+
+  std::map<std::size_t, std::vector<double>> seen, captured;
+  std::function<bool()> asked;
+  std::function<void()> when_built;
 };
 
 class Rig {
@@ -86,7 +96,7 @@ class Rig {
   explicit Rig(Options options)
       : records(options.records),
         manifest(options.is_mixed ? mixed_manifest(options.counts, options.precision)
-                                  : manifest_of(options.counts)),
+                                  : float_manifest(options.counts)),
         sink(manifest, options.has_slab),
         fake(options.execution, options.seed) {
     std::vector<std::byte*> targets;
@@ -120,7 +130,6 @@ class Rig {
   void begin(float value) {
     sink.seen.clear();
     sink.captured.clear();
-    sink.order.clear();
     write(value);
     EXPECT_TRUE(copies->begin_attempt());
     copies->begin_work();
@@ -176,18 +185,6 @@ class Rig {
   device::Memory loss;
   std::optional<device::ParameterUpload> upload;
   std::optional<device::GradientCopies> copies;
-
- private:
-  static session::Manifest manifest_of(const std::vector<std::uint64_t>& counts) {
-    session::Manifest manifest;
-    for (const auto count : counts)
-      manifest.tensors.push_back({.name = "p" + std::to_string(manifest.tensors.size()),
-                                  .aliases = {},
-                                  .shape = {static_cast<std::int64_t>(count)},
-                                  .count = count});
-    manifest.place_tensors();
-    return manifest;
-  }
 };
 
 }  // namespace accelmgr::test

@@ -1,5 +1,5 @@
-// Stands in for NCCL's library: it has the functions, and they do little. With WITHOUT_SEND one is missing,
-// as in a library of another kind; with VERSION it says that it is that one.
+// Stands in for NCCL's library: it has the functions, and they do little. With VERSION it says that it
+// is that one.
 #include "base/cuda/nccl.hpp"
 
 using namespace accelmgr::device;
@@ -42,9 +42,7 @@ NcclCode ncclAllGather(const void*, void*, std::size_t, NcclType, CommunicatorHa
 NcclCode ncclBroadcast(const void*, void*, std::size_t, NcclType, int, CommunicatorHandle, StreamHandle) {
   return 0;
 }
-#ifndef WITHOUT_SEND
 NcclCode ncclSend(const void*, std::size_t, NcclType, int, CommunicatorHandle, StreamHandle) { return 0; }
-#endif
 NcclCode ncclRecv(void*, std::size_t, NcclType, int, CommunicatorHandle, StreamHandle) { return 0; }
 NcclCode ncclGroupStart() { return 0; }
 NcclCode ncclGroupEnd() { return 0; }

@@ -7,7 +7,6 @@
 #include <atomic>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -98,6 +97,14 @@ class Team {
   FakeNccl nccl;
   const device::NcclId id = device::DeviceCollectives::make_id(FakeNccl::table());
   std::vector<std::unique_ptr<Rank>> ranks;
+};
+
+/// All ranks are made on this thread, and connected.
+struct ConnectedTeam : Team {
+  explicit ConnectedTeam(const Options& options) : Team(options) {
+    make_all();
+    EXPECT_TRUE(connect());
+  }
 };
 
 /// Expects that ranks, which end here, have made no mistake and left nothing.

@@ -18,6 +18,7 @@
 #include "engine/device/parameter_upload.hpp"
 #include "engine/session/manifest.hpp"
 #include "engine/support/runner_side.hpp"
+#include "float_manifest.hpp"
 #include "tested_runtime.hpp"
 
 namespace accelmgr::test {
@@ -86,7 +87,7 @@ float of_bytes(int value) { return std::bit_cast<float>(static_cast<std::uint32_
 class Transport : public testing::TestWithParam<RuntimeKind> {
  protected:
   /// Parameters of 1.2 MB, 20 bytes, 28 MB, 4 bytes and 1.2 MB: three buckets.
-  Transport() : Transport(manifest_of({300'000, 5, 7'000'000, 1, 300'000})) {}
+  Transport() : Transport(float_manifest({300'000, 5, 7'000'000, 1, 300'000})) {}
   explicit Transport(session::Manifest tensors) : manifest(std::move(tensors)) {
     for (const auto& entry : manifest.tensors) {
       places.push_back({runners.parameters() + entry.offset, {1}});
@@ -120,8 +121,19 @@ class Transport : public testing::TestWithParam<RuntimeKind> {
       device.copy(slow[0].get(), slow[1].get(), runtime->slow_copy_bytes, device::Direction::on_device,
                   stream);
   }
-  void fill(std::byte* memory, int value, std::size_t count) {
-    ASSERT_EQ(runtime->calls.fill(memory, value, count, compute.get()), device::code::success);
+  /// Fills all gradients with bytes of `value`, each after `ms` of other work.
+  void write_gradients(device::GradientCopies& copies, int value, int ms = 0) {
+    for (std::size_t i = size(); i-- > 0;) {
+      occupy(compute.get(), ms);
+      ASSERT_EQ(runtime->calls.fill(gradients[i].get(), value, bytes(i), compute.get()),
+                device::code::success);
+      copies.written(i, gradients[i].get());
+    }
+  }
+  static void begin(device::GradientCopies& copies, device::ParameterUpload* upload = nullptr) {
+    EXPECT_TRUE(copies.begin_attempt());
+    copies.begin_work();
+    if (upload != nullptr) upload->load();
   }
   /// The gradient of each parameter is the parameter.
   void compute_gradients(device::GradientCopies& copies) {
@@ -146,17 +158,6 @@ class Transport : public testing::TestWithParam<RuntimeKind> {
   std::vector<device::Memory> parameters, gradients;
   std::vector<std::byte*> targets;
   std::array<device::Memory, 2> slow;
-
- private:
-  static session::Manifest manifest_of(const std::vector<std::uint64_t>& counts) {
-    session::Manifest manifest;
-    for (const auto count : counts)
-      manifest.tensors.push_back({.name = "p" + std::to_string(manifest.tensors.size()),
-                                  .aliases = {},
-                                  .shape = {static_cast<std::int64_t>(count)},
-                                  .count = count});
-    return manifest;
-  }
 };
 INSTANTIATE_TEST_SUITE_P(Runtimes, Transport, testing::ValuesIn(tested_runtimes()),
                          [](const auto& tested) { return std::string(tested.param.name); });
@@ -166,9 +167,7 @@ TEST_P(Transport, CarriesParametersFromAMappingThatIsReadOnlyAndGradientsToTheSl
   auto copies = make_copies();
   for (const float value : {1.0F, 17.0F, -3.5F}) {
     write(value);
-    EXPECT_TRUE(copies.begin_attempt());
-    copies.begin_work();
-    upload.load();
+    begin(copies, &upload);
     compute_gradients(copies);
     ASSERT_TRUE(copies.finish());
     expect_slab([&](std::size_t i) { return value + float(i); });
@@ -193,9 +192,7 @@ TEST_P(MixedTransport, CarriesAllDtypesAndAParameterThatIsUnfrozen) {
         Elements(host.parameters() + entry.offset, entry.types.gradient, entry.elements())
             .fill(value + float(i));
     if (value == 17) sink.unfrozen = to_unfreeze;
-    EXPECT_TRUE(copies.begin_attempt());
-    copies.begin_work();
-    upload.load();
+    begin(copies, &upload);
     compute_gradients(copies);
     ASSERT_TRUE(copies.finish());
     for (std::size_t i = 0; i < size(); ++i) {
@@ -207,39 +204,12 @@ TEST_P(MixedTransport, CarriesAllDtypesAndAParameterThatIsUnfrozen) {
   }
 }
 
-// Some drivers register a mapping that is read-only and others refuse it. The transport copies from it in
-// both cases. The answers are printed, and the device goes on after a refusal.
-TEST_P(Transport, RegistersMemoryOfASessionAndSaysWhatOfItThatIsReadOnly) {
-  device.register_pages(sink.slab(), device::register_read_write);
-  device.register_pages({host.parameters(), host.header().bytes.parameters}, device::register_read_write);
-  const auto answer = [&](const char* question, session::Session& session, unsigned flags) {
-    std::string text = "yes";
-    try {
-      device.register_pages({session.parameters(), session.header().bytes.parameters}, flags);
-    } catch (const device::DeviceError& error) {
-      EXPECT_EQ(error.function(), "cudaHostRegister");
-      text = error.what();
-    }
-    std::printf("%s: %s\n", question, text.c_str());
-  };
-  answer("registers a mapping to read from it", host, device::register_read_only);
-  answer("registers a read-only mapping to read from it", runners, device::register_read_only);
-  answer("registers a read-only mapping to read and write", runners, device::register_read_write);
-  const auto stream = device.make_stream();
-  device.settle(stream.get());
-  EXPECT_FALSE(device.given_up());
-}
-
 TEST_P(Transport, CopiesAGradientAfterEverythingThatWasQueuedBefore) {
   auto copies = make_copies();
   for (int step = 1; step <= 5; ++step) {
-    EXPECT_TRUE(copies.begin_attempt());
-    copies.begin_work();
+    begin(copies);
     occupy(compute.get(), 5);
-    for (std::size_t i = size(); i-- > 0;) {
-      fill(gradients[i].get(), step, bytes(i));
-      copies.written(i, gradients[i].get());
-    }
+    write_gradients(copies, step);
     ASSERT_TRUE(copies.finish());
     expect_slab([&](std::size_t) { return of_bytes(step); });
   }
@@ -247,19 +217,11 @@ TEST_P(Transport, CopiesAGradientAfterEverythingThatWasQueuedBefore) {
 
 TEST_P(Transport, CopiesTheSumThatTheLastMicroBatchLeaves) {
   auto copies = make_copies();
-  EXPECT_TRUE(copies.begin_attempt());
-  copies.begin_work();
+  begin(copies);
   sink.last = false;
-  for (std::size_t i = size(); i-- > 0;) {
-    fill(gradients[i].get(), 1, bytes(i));
-    copies.written(i, gradients[i].get());
-  }
+  write_gradients(copies, 1);
   sink.last = true;
-  for (std::size_t i = size(); i-- > 0;) {
-    occupy(compute.get(), 1);
-    fill(gradients[i].get(), 2, bytes(i));
-    copies.written(i, gradients[i].get());
-  }
+  write_gradients(copies, 2, 1);
   ASSERT_TRUE(copies.finish());
   expect_slab([](std::size_t) { return of_bytes(2); });
 }
@@ -281,9 +243,7 @@ TEST_P(Transport, CopiesGradientsWhileTheGraphThatMakesThemGoesOn) {
   auto upload = make_upload();
   for (const float value : {1.0F, 17.0F, -3.5F}) {
     write(value);
-    EXPECT_TRUE(copies.begin_attempt());
-    copies.begin_work();
-    upload.load();
+    begin(copies, &upload);
     launch();
     for (std::size_t i = size(); i-- > 0;) copies.written(i, gradients[i].get(), &complete[i]);
     ASSERT_TRUE(copies.finish());
@@ -296,9 +256,7 @@ TEST_P(Transport, CapturesFromStagingMemoryWhereThereIsNoSlab) {
   auto upload = make_upload();
   device::GradientCopies copies(device, capturing.binding(manifest), compute.get(), 60);
   write(5);
-  EXPECT_TRUE(copies.begin_attempt());
-  copies.begin_work();
-  upload.load();
+  begin(copies, &upload);
   compute_gradients(copies);
   ASSERT_TRUE(copies.finish());
   expect_slab([](std::size_t i) { return 5 + float(i); });
@@ -312,9 +270,7 @@ TEST_P(Transport, LeavesAnAttemptThatIsNotWantedAndMakesTheNextOneRight) {
   // If this thread was stopped until the device had done its work, it gets more.
   for (int ms = 200; finished && ms < 20'000; ms *= 2) {
     sink.wants = true;
-    EXPECT_TRUE(copies.begin_attempt());
-    copies.begin_work();
-    upload.load();
+    begin(copies, &upload);
     occupy(compute.get(), ms);
     compute_gradients(copies);
     sink.wants = false;
@@ -326,9 +282,7 @@ TEST_P(Transport, LeavesAnAttemptThatIsNotWantedAndMakesTheNextOneRight) {
   device.settle(compute.get(), 120);
   copies.settle();
   write(2);
-  EXPECT_TRUE(copies.begin_attempt());
-  copies.begin_work();
-  upload.load();
+  begin(copies, &upload);
   compute_gradients(copies);
   ASSERT_TRUE(copies.finish());
   expect_slab([](std::size_t i) { return 2 + float(i); });
@@ -355,12 +309,8 @@ TEST_P(Transport, SaysSoWhenTheMemoryOfTheDeviceEndsAndGoesOn) {
     EXPECT_STREQ(error.what(), "cudaMalloc: cudaErrorMemoryAllocation (2): out of memory");
   }
   auto copies = make_copies();
-  EXPECT_TRUE(copies.begin_attempt());
-  copies.begin_work();
-  for (std::size_t i = size(); i-- > 0;) {
-    fill(gradients[i].get(), 3, bytes(i));
-    copies.written(i, gradients[i].get());
-  }
+  begin(copies);
+  write_gradients(copies, 3);
   ASSERT_TRUE(copies.finish());
   expect_slab([](std::size_t) { return of_bytes(3); });
 }
@@ -372,8 +322,7 @@ TEST_P(Transport, OfADeviceThatMeetsAnIllegalAddressEndsInItsErrorAndGivesBackWh
     try {
       auto upload = make_upload();
       auto copies = make_copies();
-      EXPECT_TRUE(copies.begin_attempt());
-      copies.begin_work();
+      begin(copies);
       runtime->queue_illegal_write(compute.get());
       compute_gradients(copies);
       copies.finish();
