@@ -6,7 +6,6 @@
 #include <fcntl.h>
 
 #include <cstdio>
-#include <cstring>
 #include <string>
 #include <vector>
 

@@ -2,7 +2,6 @@
 // is not accelmgr's.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <unistd.h>
 
 #include <cmath>
@@ -51,11 +50,6 @@ TEST_F(Kept, AreTheLastAndTheBest) {
 TEST_F(Kept, OfEquallyGoodOnesTheLatest) {
   for (std::uint64_t step = 1; step <= 4; ++step) write_one(step, step <= 2 ? 0.1 : 0.2, 1);
   EXPECT_EQ(names(), (Names{"step-00000002", "step-00000004"}));
-}
-
-TEST_F(Kept, WithoutMetricsAreTheLast) {
-  for (std::uint64_t step = 1; step <= 4; ++step) write_one(step, {}, 1);
-  EXPECT_EQ(names(), Names{"step-00000004"});
 }
 
 TEST_F(Kept, IsWhatWasJustWrittenThoughLaterOnesAreThere) {

@@ -1,8 +1,6 @@
 // Checks that a failed write says where and why, and does not change the directory.
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <sched.h>
 #include <signal.h>
 #include <sys/mount.h>
@@ -16,9 +14,7 @@ namespace accelmgr::checkpoint::test {
 namespace {
 
 using ::testing::AllOf;
-using ::testing::AnyOf;
 using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 
 constexpr int skipped = 77;
 

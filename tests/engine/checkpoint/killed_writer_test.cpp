@@ -1,7 +1,6 @@
 // Checks that a writer that is killed, at whatever point, leaves the previous checkpoint good or the new one
 // whole, and that the next write removes the leftovers.
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/syscall.h>
 
@@ -42,7 +41,12 @@ constexpr const char* killed_by_filter = "killed by signal 31 (SYS)";  // base/i
 
 class KilledWriter : public ::testing::TestWithParam<std::uint64_t> {
  protected:
-  KilledWriter() { write_sample(directory_.path(), 1); }
+  KilledWriter() { begin(); }
+  /// In a new directory.
+  void begin() {
+    directory_.emplace();
+    write_sample(directory_->path(), 1);
+  }
 
   /// Forks a child that calls `before`, then writes a checkpoint of step GetParam() and another run. Returns
   /// how the child ends.
@@ -50,7 +54,7 @@ class KilledWriter : public ::testing::TestWithParam<std::uint64_t> {
   std::string end_of_write(Before before) {
     const auto child = ipc::test::fork_child([&] {
       before();
-      write_sample(directory_.path(), GetParam(), {}, 0.5f, 1);
+      write_sample(directory_->path(), GetParam(), {}, 0.5f, 1);
       return 0;
     });
     return ipc::test::end_of(child);
@@ -58,46 +62,37 @@ class KilledWriter : public ::testing::TestWithParam<std::uint64_t> {
   void expect_first() { EXPECT_TRUE(is_sample(latest(), 1)); }
   void expect_second() { EXPECT_TRUE(is_sample(latest(), GetParam(), 0.5f)); }
   void expect_next_write_clears_up() {
-    EXPECT_GT(names_in(directory_.path()).size(), 1u) << "nothing was left";
-    EXPECT_THAT(write_sample(directory_.path(), 3, {}, 0, 1).warnings, IsEmpty());
-    EXPECT_EQ(names_in(directory_.path()), Names{"step-00000003"});
+    EXPECT_GT(names_in(directory_->path()).size(), 1u) << "nothing was left";
+    EXPECT_THAT(write_sample(directory_->path(), 3, {}, 0, 1).warnings, IsEmpty());
+    EXPECT_EQ(names_in(directory_->path()), Names{"step-00000003"});
     EXPECT_TRUE(is_sample(latest(), 3));
   }
 
-  const TemporaryFolder directory_;
+  std::optional<TemporaryFolder> directory_;
 
  private:
   Checkpoint latest() {
-    return open_latest(directory_.path(),
+    return open_latest(directory_->path(),
                        [](const auto&, const std::string& reason) { ADD_FAILURE() << reason; });
   }
 };
 
-class KilledWriterAtPoint : public KilledWriter {
- protected:
-  void die_at(int point) {
-    EXPECT_EQ(end_of_write([&] {
-                points_to_go = point;
-                base::fault_handler = &killer;
-              }),
-              killed);
-    expect_first();
-    expect_next_write_clears_up();
+TEST_P(KilledWriter, AtAnyPoint) {
+  for (int point = 1; point <= points + 1; ++point) {
+    begin();
+    const auto end = end_of_write([&] {
+      points_to_go = point;
+      base::fault_handler = &killer;
+    });
+    if (point > points) {
+      EXPECT_EQ(end, done) << "there are no more";
+      expect_second();
+    } else {
+      EXPECT_EQ(end, killed) << point;
+      expect_first();
+      expect_next_write_clears_up();
+    }
   }
-};
-
-TEST_P(KilledWriterAtPoint, AfterTheModel) { die_at(1); }
-TEST_P(KilledWriterAtPoint, AfterTheTrainingState) { die_at(2); }
-TEST_P(KilledWriterAtPoint, AfterTheState) { die_at(3); }
-TEST_P(KilledWriterAtPoint, BeforeTheRename) { die_at(4); }
-
-TEST_P(KilledWriterAtPoint, ThereAreNoMore) {
-  EXPECT_EQ(end_of_write([] {
-              points_to_go = points + 1;
-              base::fault_handler = &killer;
-            }),
-            done);
-  expect_second();
 }
 
 TEST_P(KilledWriter, InTheRename) {
@@ -113,13 +108,13 @@ TEST_P(KilledWriter, InTheRemovalOfTheOldOne) {
   expect_next_write_clears_up();
 }
 
-TEST_P(KilledWriterAtPoint, AnExceptionLeavesNothing) {
+TEST_P(KilledWriter, AnExceptionLeavesNothing) {
   for (int point = 1; point <= points; ++point) {
     points_to_go = point;
     base::fault_handler = &thrower;
-    EXPECT_THROW(write_sample(directory_.path(), GetParam(), {}, 0.5f), Fault);
+    EXPECT_THROW(write_sample(directory_->path(), GetParam(), {}, 0.5f), Fault);
     base::fault_handler = nullptr;
-    EXPECT_EQ(names_in(directory_.path()), Names{"step-00000001"});
+    EXPECT_EQ(names_in(directory_->path()), Names{"step-00000001"});
     expect_first();
   }
 }
@@ -129,7 +124,6 @@ std::string name_of(const ::testing::TestParamInfo<std::uint64_t>& step) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Checkpoint, KilledWriter, ::testing::Values(1, 2), name_of);
-INSTANTIATE_TEST_SUITE_P(Checkpoint, KilledWriterAtPoint, ::testing::Values(1, 2), name_of);
 
 }  // namespace
 }  // namespace accelmgr::checkpoint::test

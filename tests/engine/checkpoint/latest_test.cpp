@@ -1,6 +1,5 @@
 // Tests of open_latest(): it opens the last good checkpoint, and says why it refused later ones.
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include "engine/checkpoint/checkpoint.hpp"
 #include "support.hpp"

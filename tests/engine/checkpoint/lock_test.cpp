@@ -2,15 +2,14 @@
 // which run was killed there.
 #include "engine/checkpoint/lock.hpp"
 
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <signal.h>
 
 #include <thread>
 
 #include "base/ipc/processes.hpp"
+#include "base/ipc/socket.hpp"
 #include "engine/checkpoint/run_id.hpp"
 #include "support.hpp"
 
@@ -30,17 +29,14 @@ class Lock : public ::testing::Test {
   }
   /// Forks a process that holds the lock for `run` until it is killed.
   ipc::Child holder(const std::string& run) {
-    int ready[2];
-    EXPECT_EQ(pipe2(ready, O_CLOEXEC), 0);
-    base::UniqueFd out(ready[0]), in(ready[1]);
-    auto child = ipc::test::fork_child([&]() -> int {
+    auto [ours, theirs] = ipc::socket_pair();
+    auto child = ipc::test::fork_child([&, socket = theirs.get()]() -> int {
       DirectoryLock lock(directory_.path());
       lock.set_run(run);
-      if (::write(in.get(), "!", 1) != 1) return 1;
+      ipc::send(socket, "holds it");
       ipc::test::hang();
     });
-    char byte;
-    EXPECT_EQ(read(out.get(), &byte, 1), 1);
+    EXPECT_TRUE(ipc::receive(ours.get(), ipc::test::soon()));
     return child;
   }
   void kill_and_reap(const ipc::Child& child) {
@@ -87,24 +83,19 @@ TEST_F(Lock, OfAKilledRunIsKnownThroughFurtherOnes) {
 }
 
 TEST_F(Lock, IsWaitedForWhileAWriterOfAKilledRunEnds) {
-  int ready[2], go_on[2];
-  ASSERT_EQ(pipe2(ready, O_CLOEXEC), 0);
-  ASSERT_EQ(pipe2(go_on, O_CLOEXEC), 0);
-  const base::UniqueFd ready_out(ready[0]), ready_in(ready[1]), go_on_out(go_on[0]);
-  base::UniqueFd go_on_in(go_on[1]);
-  const auto run = ipc::test::fork_child([&]() -> int {
+  auto [ours, theirs] = ipc::socket_pair();
+  const auto run = ipc::test::fork_child([&, &ours = ours, &theirs = theirs]() -> int {
     DirectoryLock lock(directory_.path());
     if (fork() == 0) {  // A writer of the run: it inherits the lock's descriptor.
-      go_on_in.reset();
-      char byte;
-      _exit(::write(ready_in.get(), "!", 1) == 1 && read(go_on_out.get(), &byte, 1) == 0 ? 0 : 1);
+      ours.reset();
+      ipc::send(theirs.get(), "writes");
+      _exit(ipc::receive(theirs.get(), ipc::test::soon()) ? 1 : 0);
     }
     ipc::test::hang();
   });
-  char byte;
-  ASSERT_EQ(read(ready_out.get(), &byte, 1), 1);
+  ASSERT_TRUE(ipc::receive(ours.get(), ipc::test::soon()));
   kill_and_reap(run);
-  std::thread writer([&] { go_on_in.reset(); });
+  std::thread writer([&ours = ours] { ours.reset(); });
   EXPECT_NO_THROW(DirectoryLock{directory_.path()});
   writer.join();
 }

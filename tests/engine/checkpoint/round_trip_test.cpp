@@ -1,6 +1,5 @@
 // Tests of write() and open(): open() returns what write() was given, from the folder of that step.
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <sys/syscall.h>
 
 #include <cmath>

@@ -1,7 +1,6 @@
 #include "engine/checkpoint/safetensors_layout.hpp"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
 

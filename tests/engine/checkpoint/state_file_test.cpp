@@ -1,7 +1,6 @@
 #include "engine/checkpoint/state_file.hpp"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <cmath>
 #include <limits>
