@@ -10,7 +10,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <regex>
@@ -35,36 +34,22 @@ struct Ring {
   std::array<char, size> text{};
 };
 
+/// The lines of a ring to which these texts were appended.
+template <std::size_t size>
+std::vector<std::string> lines_after(std::initializer_list<std::string_view> texts) {
+  Ring<size> ring;
+  for (const auto text : texts) ring.append(text);
+  return ring.lines();
+}
+
 TEST(LogTail, HoldsTheLastLines) {
   Ring<64> ring;
   EXPECT_THAT(ring.lines(), IsEmpty());
-  ring.append("one\n");
-  ring.append("two\n");
-  ring.append("three\n");
+  for (const auto* line : {"one\n", "two\n", "three\n"}) ring.append(line);
   EXPECT_EQ(ring.written, 14u);
   EXPECT_THAT(ring.lines(), ElementsAre("one", "two", "three"));
   EXPECT_THAT(ring.lines(2), ElementsAre("two", "three"));
   EXPECT_THAT(ring.lines(0), IsEmpty());
-}
-
-TEST(LogTail, PutsByteIAtIModTheSizeOfTheRing) {
-  Ring<16> ring;
-  std::string all;
-  for (const auto* line : {"first\n", "second\n", "third\n", "fourth\n"}) {
-    ring.append(line);
-    all += line;
-    ASSERT_EQ(ring.written, all.size());
-    for (std::size_t i = all.size() - std::min<std::size_t>(all.size(), 15); i < all.size(); ++i)
-      EXPECT_EQ(ring.text[i % 16], all[i]) << line << i;
-  }
-}
-
-TEST(LogTail, LeavesOutTheLineWhoseBeginningIsOverwritten) {
-  Ring<16> ring;
-  for (const auto* line : {"first\n", "second\n", "third\n"}) ring.append(line);
-  EXPECT_THAT(ring.lines(), ElementsAre("second", "third"));
-  ring.append("4\n");  // Overwrites the end of "first": a reader can no longer tell that "second" is whole.
-  EXPECT_THAT(ring.lines(), ElementsAre("third", "4"));
 }
 
 TEST(LogTail, IsRightWhereverTheRingIsFull) {
@@ -83,50 +68,19 @@ TEST(LogTail, IsRightWhereverTheRingIsFull) {
 }
 
 TEST(LogTail, ShowsTheEndOfALineThatIsLongerThanTheRing) {
-  Ring<16> ring;
-  ring.append("before\n");
-  ring.append("a line that is far too long for it\n");
-  EXPECT_EQ(ring.written, 42u);
-  EXPECT_THAT(ring.lines(), ElementsAre("...oo long for it"));
-  ring.append("after\n");
-  EXPECT_THAT(ring.lines(), ElementsAre("after"));
+  const std::string_view too_long = "a line that is far too long for it\n";
+  EXPECT_THAT(lines_after<16>({"before\n", too_long}), ElementsAre("...oo long for it"));
+  EXPECT_THAT(lines_after<16>({"before\n", too_long, "after\n"}), ElementsAre("after"));
+  // The last 9 of 13 bytes: two bytes of a character, two whole characters, "\n".
+  EXPECT_THAT(lines_after<10>({"\u20AC\u20AC\u20AC\u20AC\n"}), ElementsAre("...\uFFFD\u20AC\u20AC"));
+  EXPECT_THAT(lines_after<1>({"line\n"}), IsEmpty());
 }
 
-TEST(LogTail, LeavesOutAnEndWithoutEndOfLine) {
-  Ring<32> ring;
-  ring.append("whole\n");
-  ring.append("half");
-  EXPECT_THAT(ring.lines(), ElementsAre("whole"));
-}
-
-TEST(LogTail, KeepsEmptyLinesAndTheLinesOfOneMessage) {
-  Ring<32> ring;
-  ring.append("one\n\ntwo\n");
-  EXPECT_THAT(ring.lines(), ElementsAre("one", "", "two"));
-}
-
-TEST(LogTail, IsNotCutByANulInALine) {
-  Ring<32> ring;
-  ring.append("one\n");
-  ring.append(std::string_view("t\0o\n", 4));
-  EXPECT_THAT(ring.lines(), ElementsAre("one", "t o"));
-}
-
-TEST(LogTail, ReplacesTornUtf8) {
-  Ring<32> torn;
-  torn.append("gr\u00FC\u00DFe \xE2\x82\n");
-  EXPECT_THAT(torn.lines(), ElementsAre("gr\u00FC\u00DFe \uFFFD"));
-  Ring<10> cut;  // Keeps the last 9 of 13 bytes: two bytes of a character, two whole characters, "\n".
-  cut.append("\u20AC\u20AC\u20AC\u20AC\n");
-  EXPECT_THAT(cut.lines(), ElementsAre("...\uFFFD\u20AC\u20AC"));
-}
-
-TEST(LogTail, HoldsNothingInARingOfNoSize) {
-  Ring<1> one;
-  one.append("line\n");
-  EXPECT_EQ(one.written, 0u);
-  EXPECT_THAT(one.lines(), IsEmpty());
-  EXPECT_THAT(log_lines({}, 0, 10), IsEmpty());
+TEST(LogTail, TakesAnyText) {
+  EXPECT_THAT(lines_after<32>({"whole\n", "half"}), ElementsAre("whole"));
+  EXPECT_THAT(lines_after<32>({"one\n\ntwo\n"}), ElementsAre("one", "", "two"));
+  EXPECT_THAT(lines_after<32>({"one\n", std::string_view("t\0o\n", 4)}), ElementsAre("one", "t o"));
+  EXPECT_THAT(lines_after<32>({"gr\u00FC\u00DFe \xE2\x82\n"}), ElementsAre("gr\u00FC\u00DFe \uFFFD"));
 }
 
 TEST(LogTail, OfBytesThatNobodyWroteIsReadWithoutHarm) {
@@ -199,19 +153,16 @@ class LogToTail : public testing::Test {
   Ring<256> ring_;
 };
 
-TEST_F(LogToTail, HoldsInfoAndAboveWhereStandardErrorShowsLess) {
-  start("error");
-  keep_log_tail(ring_.text, ring_.written);
-  EXPECT_EQ(log_each_level(), "");
-  EXPECT_THAT(ring_.lines(), ElementsAre(EndsWith(" info [rank 3 step 5] an info"),
-                                         EndsWith(" warning [rank 3 step 5] a warning")));
-}
-
-TEST_F(LogToTail, HoldsInfoAndAboveWhereStandardErrorIsOff) {
-  start("off");
-  keep_log_tail(ring_.text, ring_.written);
-  EXPECT_EQ(log_each_level(), "");
-  EXPECT_EQ(ring_.lines().size(), 2u);
+TEST_F(LogToTail, HoldsInfoAndAboveWhereStandardErrorShowsLessOrIsOff) {
+  for (const char* level : {"error", "off"}) {
+    Ring<256> ring;
+    start(level);
+    keep_log_tail(ring.text, ring.written);
+    EXPECT_EQ(log_each_level(), "");
+    EXPECT_THAT(ring.lines(), ElementsAre(EndsWith(" info [rank 3 step 5] an info"),
+                                          EndsWith(" warning [rank 3 step 5] a warning")));
+    drop_log_tail();
+  }
 }
 
 TEST_F(LogToTail, HoldsNoMoreWhereStandardErrorShowsMore) {

@@ -125,17 +125,5 @@ TEST(ConfigShow, PrintsEveryKeyWithValueAndSource) {
   EXPECT_TRUE(line_of("nprocs").find(" 2 ") != std::string::npos || text.starts_with("nprocs"));
 }
 
-TEST(ConfigShow, AlignsTheSources) {
-  const auto text = show(load_config("", {}, {}));
-  std::size_t column = std::string::npos;
-  for (std::size_t start = 0; start < text.size();) {
-    const auto end = text.find('\n', start);
-    const auto at = text.substr(start, end - start).rfind("default");
-    if (start == 0) column = at;
-    EXPECT_EQ(at, column) << text.substr(start, end - start);
-    start = end + 1;
-  }
-}
-
 }  // namespace
 }  // namespace accelmgr::config

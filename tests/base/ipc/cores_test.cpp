@@ -6,7 +6,6 @@
 
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 
 #include "temporary_folder.hpp"
 
@@ -18,10 +17,6 @@ namespace fs = std::filesystem;
 /// A folder with the files of /proc and /sys that other machines have.
 class CoresTest : public testing::Test {
  protected:
-  void put(const fs::path& path, const std::string& text) {
-    fs::create_directories((root_ / path).parent_path());
-    std::ofstream(root_ / path) << text;
-  }
   void expect_one(const std::string& text, const std::string& file) {
     const auto found = cores(root_);
     EXPECT_EQ(found.count, 1);
@@ -49,45 +44,40 @@ TEST_F(CoresTest, AreThoseOnWhichTheThreadMayRun) {
 }
 
 TEST_F(CoresTest, AreRoundedUpFromTheQuotaOfAGroup) {
-  put("proc/self/cgroup", "0::/job/step\n");
-  put("sys/fs/cgroup/job/step/cpu.max", "max 100000\n");
-  put("sys/fs/cgroup/job/cpu.max", "50000 100000\n");
+  folder_.write("proc/self/cgroup", "0::/job/step\n");
+  folder_.write("sys/fs/cgroup/job/step/cpu.max", "max 100000\n");
+  folder_.write("sys/fs/cgroup/job/cpu.max", "50000 100000\n");
   expect_one("CPU quota of 0.5 cores", "sys/fs/cgroup/job/cpu.max");
 }
 
 TEST_F(CoresTest, HaveTheQuotaOfAContainerThatIsItsOwnRoot) {
-  put("proc/self/cgroup", "0::/\n");
-  put("sys/fs/cgroup/cpu.max", "100000 100000\n");
+  folder_.write("proc/self/cgroup", "0::/\n");
+  folder_.write("sys/fs/cgroup/cpu.max", "100000 100000\n");
   if (cores("/").count > 1) expect_one("CPU quota of 1 cores", "sys/fs/cgroup/cpu.max");
 }
 
 TEST_F(CoresTest, HaveTheQuotaOfTheFirstVersionOfControlGroups) {
-  put("proc/self/cgroup", "5:memory:/x\n4:cpu,cpuacct:/job\n");
-  put("sys/fs/cgroup/cpu,cpuacct/job/cpu.cfs_quota_us", "20000\n");
-  put("sys/fs/cgroup/cpu,cpuacct/job/cpu.cfs_period_us", "100000\n");
-  put("sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us", "-1\n");
-  put("sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us", "100000\n");
+  folder_.write("proc/self/cgroup", "5:memory:/x\n4:cpu,cpuacct:/job\n");
+  folder_.write("sys/fs/cgroup/cpu,cpuacct/job/cpu.cfs_quota_us", "20000\n");
+  folder_.write("sys/fs/cgroup/cpu,cpuacct/job/cpu.cfs_period_us", "100000\n");
+  folder_.write("sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us", "-1\n");
+  folder_.write("sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us", "100000\n");
   expect_one("CPU quota of 0.2 cores", "sys/fs/cgroup/cpu,cpuacct/job/cpu.cfs_quota_us");
 }
 
 TEST_F(CoresTest, AreThoseOfTheMachineWhereFilesSayNothing) {
-  put("proc/self/cgroup", "0::/job\nno line\n");
-  put("sys/fs/cgroup/job/cpu.max", "what\n");
+  folder_.write("proc/self/cgroup", "0::/job\nno line\n");
+  folder_.write("sys/fs/cgroup/job/cpu.max", "what\n");
   EXPECT_EQ(cores(root_).count, cores(root_ / "nowhere").count);
 }
 
 TEST(OpenmpThreads, AreThoseOfTheEnvironment) {
-  const char* value = getenv("OMP_NUM_THREADS");
-  const std::string before = value == nullptr ? "" : value;
   for (const auto& [text, threads] :
        {std::pair{"4", 4}, std::pair{"3,2", 3}, std::pair{"0", 0}, std::pair{"x", 0}}) {
     setenv("OMP_NUM_THREADS", text, 1);
     EXPECT_EQ(openmp_threads().value_or(0), threads) << text;
   }
-  if (value == nullptr)
-    unsetenv("OMP_NUM_THREADS");
-  else
-    setenv("OMP_NUM_THREADS", before.c_str(), 1);
+  unsetenv("OMP_NUM_THREADS");
 }
 
 }  // namespace

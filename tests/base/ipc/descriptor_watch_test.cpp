@@ -16,21 +16,6 @@ base::UniqueFd event() { return base::UniqueFd(eventfd(0, EFD_CLOEXEC)); }
 
 void make_readable(const base::UniqueFd& fd) { ASSERT_EQ(eventfd_write(fd.get(), 1), 0); }
 
-TEST(Watch, TellsThatItsDescriptorIsReadable) {
-  boost::asio::io_context context;
-  const auto watched = event();
-  int told = 0;
-  const Watch watch(context, watched.get(), [&] {
-    ++told;
-    return false;
-  });
-  context.poll();
-  EXPECT_EQ(told, 0);
-  make_readable(watched);
-  context.poll();
-  EXPECT_EQ(told, 1);
-}
-
 // Asio reuses its record of a descriptor together with an event that is queued for it. A new watch must not
 // get the event of the descriptor before.
 TEST(Watch, IsNotToldOfTheDescriptorOfOneBeforeIt) {

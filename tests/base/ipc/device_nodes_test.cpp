@@ -12,10 +12,7 @@ using testing::ElementsAre;
 
 class Accelerators : public testing::Test {
  protected:
-  void add(const std::string& file, const std::string& text = "") const {
-    std::filesystem::create_directories((root_ / file).parent_path());
-    root_.write(file, text);
-  }
+  void add(const std::string& file, const std::string& text = "") const { root_.write(file, text); }
   void add_pci(const std::string& name, const std::string& vendor, const std::string& device) const {
     add("sys/bus/pci/devices/" + name + "/vendor", vendor + "\n");
     add("sys/bus/pci/devices/" + name + "/device", device + "\n");

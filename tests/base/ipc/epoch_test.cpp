@@ -122,13 +122,6 @@ TEST(Epoch, AWaitEndsAtItsTimeout) {
   EXPECT_EQ(epoch.waiters.load(), 0U);
 }
 
-TEST(Epoch, AWaitForWhatHasPassedReturnsAtOnce) {
-  Epoch epoch{};
-  advance(epoch);
-  EXPECT_TRUE(wait_changed(epoch, 0, 0, 0));
-  EXPECT_TRUE(wait_changed(epoch, 0, long_ns, 0));
-}
-
 TEST(Epoch, AWaiterThatWasKilledStopsNobody) {
   const auto fd = create_memfd("epochs", 4096);
   const Mapping map(fd.get(), 0, 4096, Access::read_write);

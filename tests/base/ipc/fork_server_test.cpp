@@ -8,7 +8,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstring>
 #include <functional>
 #include <future>
 #include <optional>
@@ -16,6 +15,7 @@
 #include <thread>
 
 #include "accelmgr/errors.hpp"
+#include "base/ipc/fork_server_messages.hpp"
 #include "base/ipc/proc_file.hpp"
 #include "base/ipc/socket.hpp"
 #include "base/ipc/wait_ready.hpp"
@@ -27,6 +27,9 @@
 
 namespace accelmgr::ipc::test {
 namespace {
+
+using fork_server::Report;
+using fork_server::Request;
 
 /// The body of a forked child: it carries out the commands that come over the socket passed to it.
 int obey(SpawnRequest request) {
@@ -79,15 +82,17 @@ struct Runner {
   bool ended() const { return wait_ended(started.pidfd.get(), soon()); }
 };
 
-class ForkServerTest : public testing::Test {
+/// Tests that start a fork server of their own.
+class OwnForkServerTest : public testing::Test {
  protected:
-  void SetUp() override {
-    descriptors_before_ = open_descriptors();
-    fork_server_.emplace(ForkServerClient::start(obey));
-  }
+  void TearDown() override { expect_no_process_left(); }
+};
+
+class ForkServerTest : public OwnForkServerTest {
+ protected:
   void TearDown() override {
     fork_server_.reset();
-    expect_no_process_left();
+    OwnForkServerTest::TearDown();
   }
 
   Runner spawn(int rank, std::uint32_t generation = 1) {
@@ -98,34 +103,24 @@ class ForkServerTest : public testing::Test {
   }
   Ended next_end() { return std::get<Ended>(fork_server_->next(soon()).value()); }
 
-  std::string descriptors_before_;
-  std::optional<ForkServerClient> fork_server_;
+  const std::string descriptors_before_ = open_descriptors();
+  std::optional<ForkServerClient> fork_server_ = ForkServerClient::start(obey);
 };
 
 std::string comm(pid_t pid) { return read_proc("/proc/" + std::to_string(pid) + "/comm").value_or(""); }
 
-TEST_F(ForkServerTest, ChildrenGetTheirRequest) {
-  const auto first = spawn(0, 1);
-  const auto second = spawn(23, 7);
+TEST_F(ForkServerTest, ChildrenGetTheirRequestANameAGroupOfTheirOwnAndNoCoreDumps) {
+  const auto first = spawn(0, 1), second = spawn(23, 7);
   EXPECT_EQ(first.started.rank, 0);
   EXPECT_EQ(second.started.rank, 23);
   EXPECT_EQ(second.started.generation, 7U);
   EXPECT_EQ(first.ask("rank"), "0");
-  EXPECT_EQ(second.ask("rank"), "23");
+  EXPECT_EQ(second.ask("rank"), "23");  // When it answers, its name is set, and the fork server's is too.
   EXPECT_EQ(second.ask("generation"), "7");
-}
-
-TEST_F(ForkServerTest, ProcessesAreNamed) {
-  const auto runner = spawn(23);
-  EXPECT_EQ(runner.ask("rank"), "23");  // When it answers, its name is set, and the fork server's is too.
-  EXPECT_EQ(comm(runner.started.pid), "accelmgr:run23\n");
+  EXPECT_EQ(comm(second.started.pid), "accelmgr:run23\n");
   EXPECT_EQ(comm(fork_server_->pid()), "accelmgr:fork\n");
-}
-
-TEST_F(ForkServerTest, ChildrenHaveGroupsOfTheirOwnAndNoCoreDumps) {
-  const auto runner = spawn(0);
-  EXPECT_EQ(runner.ask("group"), "own");
-  EXPECT_EQ(runner.ask("core"), "off");
+  EXPECT_EQ(second.ask("group"), "own");
+  EXPECT_EQ(second.ask("core"), "off");
   EXPECT_NE(getpgid(fork_server_->pid()), getpgrp());
 }
 
@@ -148,11 +143,8 @@ TEST_F(ForkServerTest, ExitCodesAreReported) {
   EXPECT_EQ(ended.pid, runner.started.pid);
   EXPECT_EQ(describe_exit(ended.wait_status), "exit code 3");
   EXPECT_TRUE(has_ended(runner.started.pidfd.get()));
-}
-
-TEST_F(ForkServerTest, AnUncaughtExceptionIsAnExitCode) {
-  const auto runner = spawn(0);
-  send(runner.socket.get(), "throw");
+  const auto throws = spawn(0);
+  send(throws.socket.get(), "throw");
   EXPECT_EQ(next_end().wait_status, W_EXITCODE(exit_uncaught, 0));
 }
 
@@ -242,8 +234,7 @@ TEST_F(ForkServerTest, AChildThatWasAskedForEndsWithTheForkServerThoughItWasNeve
   EXPECT_FALSE(fork_server_->next(soon()));
 }
 
-TEST_F(ForkServerTest, AForkServerThatClosesItsSocketAndHangsIsKilled) {
-  fork_server_.reset();
+TEST_F(OwnForkServerTest, AForkServerThatClosesItsSocketAndHangsIsKilled) {
   auto client = client_of([](base::UniqueFd socket) {
     socket.reset();
     hang();
@@ -294,20 +285,22 @@ TEST_F(ForkServerTest, AStoppedForkServerIsKilledAtTheBound) {
   EXPECT_TRUE(runner.ended());
 }
 
-TEST_F(ForkServerTest, AChildThatCannotBeForkedIsReported) {
-  auto client = client_of([](base::UniqueFd socket) {
-    fail_system_call(SYS_pidfd_open, EMFILE);
-    return run_fork_server(std::move(socket), obey);
-  });
-  client.spawn(5, 1, {});
-  const auto ended = std::get<Ended>(client.next(soon()).value());
-  EXPECT_EQ(ended.rank, 5);
-  EXPECT_EQ(ended.pid, 0);
-  EXPECT_EQ(ended.wait_status, W_EXITCODE(exit_not_forked, 0));
+TEST_F(OwnForkServerTest, AChildThatCannotBeForkedIsReportedWithTheReason) {
+  for (const auto& [call, error] : {std::pair(SYS_pidfd_open, EMFILE), std::pair(SYS_clone, EAGAIN)}) {
+    auto client = client_of([call = call, error = error](base::UniqueFd socket) {
+      fail_system_call(static_cast<unsigned>(call), error);
+      return run_fork_server(std::move(socket), obey);
+    });
+    client.spawn(5, 1, {});
+    const auto ended = std::get<Ended>(client.next(soon()).value());
+    EXPECT_EQ(ended.rank, 5);
+    EXPECT_EQ(ended.pid, 0);
+    EXPECT_EQ(ended.wait_status, W_EXITCODE(exit_not_forked, 0));
+    EXPECT_EQ(ended.error, error);
+  }
 }
 
-TEST_F(ForkServerTest, EverythingDiesWithTheClient) {
-  fork_server_.reset();
+TEST_F(OwnForkServerTest, EverythingDiesWithTheClient) {
   auto [ours, theirs] = socket_pair();
   const auto client = fork_child([socket = theirs.get()] {
     auto fork_server = ForkServerClient::start(obey);
@@ -329,8 +322,7 @@ TEST_F(ForkServerTest, EverythingDiesWithTheClient) {
   EXPECT_TRUE(wait_ended(message.fds[1].get(), soon())) << "the runner is left";
 }
 
-TEST_F(ForkServerTest, ReportsWaitForAClientThatIsBusy) {
-  fork_server_.reset();
+TEST_F(OwnForkServerTest, ReportsWaitForAClientThatIsBusy) {
   auto client = client_of([](base::UniqueFd socket) {
     const int few_bytes = 1;  // The kernel makes it its minimum: room for a few reports.
     if (setsockopt(socket.get(), SOL_SOCKET, SO_SNDBUF, &few_bytes, sizeof few_bytes) != 0) return 1;
@@ -365,18 +357,7 @@ TEST_F(ForkServerTest, SignalsReachTheGroupsOfAllAndStoppedOnesGoOn) {
   EXPECT_FALSE(receive(first.socket.get(), soon())) << "the grandchild still holds the socket";
 }
 
-TEST_F(ForkServerTest, WhyAChildCouldNotBeForkedIsTold) {
-  fork_server_.reset();
-  auto client = client_of([](base::UniqueFd socket) {
-    fail_system_call(SYS_clone, EAGAIN);
-    return run_fork_server(std::move(socket), obey);
-  });
-  client.spawn(5, 1, {});
-  EXPECT_EQ(std::get<Ended>(client.next(soon()).value()).error, EAGAIN);
-}
-
-TEST_F(ForkServerTest, TheEndOfTheSocketAloneEndsIt) {
-  fork_server_.reset();
+TEST_F(OwnForkServerTest, TheEndOfTheSocketAloneEndsIt) {
   auto [ours, theirs] = socket_pair();
   const auto fork_server = fork_child([&ours = ours, &theirs = theirs] {
     ours.reset();
@@ -387,95 +368,80 @@ TEST_F(ForkServerTest, TheEndOfTheSocketAloneEndsIt) {
   EXPECT_EQ(end_of(fork_server), "exit code 0");
 }
 
-TEST_F(ForkServerTest, ClosesWhatItIsToldTo) {
-  fork_server_.reset();
+TEST_F(OwnForkServerTest, ClosesWhatItIsToldTo) {
   auto [ours, theirs] = socket_pair();
   const int closed[] = {theirs.get()};
-  fork_server_.emplace(ForkServerClient::start(obey, {}, closed));
+  const auto fork_server = ForkServerClient::start(obey, {}, closed);
   theirs.reset();
   EXPECT_FALSE(receive(ours.get(), soon()));
 }
 
-// Our end of a socket pair: ended() waits until no process holds the other end any more.
-struct Alive {
-  base::UniqueFd ours;
-  bool ended() const { return wait_ready(ours.get(), POLLIN, soon()) != 0; }
+/// A client that leads a process group, starts a fork server, and forks a child of its own as user code may.
+/// The child holds the other end of `alive` and does nothing. If "stop" is sent to `told`, the client stops
+/// the fork server, and then does nothing either.
+struct ClientWithAChild {
+  explicit ClientWithAChild(int host = -1) {
+    auto [ours, theirs] = socket_pair();
+    auto [hears, tells] = socket_pair();
+    client = fork_child([&theirs = theirs, &tells = tells, host] {
+      setpgid(0, 0);
+      auto server = ForkServerClient::start(obey, {.creator_group = getpid(), .host = host});
+      if (fork() == 0) hang();
+      theirs.reset();
+      const int pidfd[] = {server.pidfd()};
+      send(tells.get(), "started", pidfd);
+      if (receive(tells.get(), soon())->bytes == "stop") {
+        // The fork server cannot report the end of this runner any more.
+        server.spawn(0, 1, {});
+        server.stop(soon());
+        send(tells.get(), "stopped");
+      }
+      hang();
+      return 0;
+    });
+    fork_server = std::move(receive(hears.get(), soon()).value().fds.at(0));
+    alive = std::move(ours);
+    told = std::move(hears);
+  }
+  void expect_all_ended() const {
+    EXPECT_NE(wait_ready(alive.get(), POLLIN, soon()), 0) << "what it had forked is left";
+    EXPECT_TRUE(wait_ended(fork_server.get(), soon())) << "the fork server is left";
+    EXPECT_EQ(end_of(client), "killed by signal 9 (KILL)");
+  }
+
+  base::UniqueFd alive, told, fork_server;
+  Child client;
 };
 
-/// Forks a client that leads a process group, starts a fork server, and forks a child of its own as user code
-/// may. The child holds `alive` and does nothing. The client sends the fork server's pidfd over `told`, stops
-/// the fork server if "stop" comes back, and then does nothing either.
-Child client_with_a_child(base::UniqueFd& alive, const base::UniqueFd& told, int host) {
-  return fork_child([&alive, &told, host] {
-    setpgid(0, 0);
-    auto fork_server = ForkServerClient::start(obey, {.creator_group = getpid(), .host = host});
-    if (fork() == 0) hang();
-    alive.reset();
-    const int pidfd[] = {fork_server.pidfd()};
-    send(told.get(), "started", pidfd);
-    if (receive(told.get(), soon())->bytes == "stop") {
-      // The fork server cannot report the end of this runner any more.
-      fork_server.spawn(0, 1, {});
-      fork_server.stop(soon());
-      send(told.get(), "stopped");
-    }
-    hang();
-    return 0;
-  });
+TEST_F(OwnForkServerTest, WhatWasForkedInAClientThatIsKilledEndsWithIt) {
+  const ClientWithAChild started;
+  send_signal(started.client.pidfd.get(), SIGKILL);
+  started.expect_all_ended();
 }
 
-TEST_F(ForkServerTest, WhatWasForkedInAClientThatIsKilledEndsWithIt) {
-  fork_server_.reset();
-  auto [told, tells] = socket_pair();
-  auto [ours, theirs] = socket_pair();
-  Alive child{std::move(ours)};
-  const auto client = client_with_a_child(theirs, tells, -1);
-  theirs.reset();
-  const auto started = receive(told.get(), soon()).value();
-  send_signal(client.pidfd.get(), SIGKILL);
-  EXPECT_TRUE(child.ended()) << "what it had forked is left";
-  EXPECT_TRUE(wait_ended(started.fds.at(0).get(), soon())) << "the fork server is left";
-  EXPECT_EQ(end_of(client), "killed by signal 9 (KILL)");
-}
-
-TEST_F(ForkServerTest, AClientThatOutlivesItsHostIsEndedWithWhatItForked) {
-  fork_server_.reset();
+TEST_F(OwnForkServerTest, AClientThatOutlivesItsHostIsEndedWithWhatItForked) {
   const auto host = fork_child([] {
     hang();
     return 0;
   });
-  auto [told, tells] = socket_pair();
-  auto [ours, theirs] = socket_pair();
-  Alive child{std::move(ours)};
-  const auto client = client_with_a_child(theirs, tells, host.pidfd.get());
-  theirs.reset();
-  const auto started = receive(told.get(), soon()).value();
+  const ClientWithAChild started(host.pidfd.get());
   send_signal(host.pidfd.get(), SIGKILL);
-  EXPECT_EQ(end_of(client), "killed by signal 9 (KILL)");
-  EXPECT_TRUE(child.ended()) << "what it had forked is left";
-  EXPECT_TRUE(wait_ended(started.fds.at(0).get(), soon())) << "the fork server is left";
+  started.expect_all_ended();
   EXPECT_EQ(end_of(host), "killed by signal 9 (KILL)");
 }
 
-TEST_F(ForkServerTest, AClientThatStopsItIsLeftAlone) {
-  fork_server_.reset();
-  auto [told, tells] = socket_pair();
-  auto [ours, theirs] = socket_pair();
-  Alive child{std::move(ours)};
-  const auto client = client_with_a_child(theirs, tells, -1);
-  theirs.reset();
-  const auto started = receive(told.get(), soon()).value();
-  send(told.get(), "stop");
-  EXPECT_EQ(receive(told.get(), soon()).value().bytes, "stopped");
-  EXPECT_TRUE(has_ended(started.fds.at(0).get()));
-  EXPECT_FALSE(has_ended(client.pidfd.get()));
-  EXPECT_FALSE(is_readable(child.ours.get()));
-  kill(-client.pid, SIGKILL);
-  EXPECT_EQ(end_of(client), "killed by signal 9 (KILL)");
+TEST_F(OwnForkServerTest, AClientThatStopsItIsLeftAlone) {
+  const ClientWithAChild started;
+  send(started.told.get(), "stop");
+  EXPECT_EQ(receive(started.told.get(), soon()).value().bytes, "stopped");
+  EXPECT_TRUE(has_ended(started.fork_server.get()));
+  EXPECT_FALSE(has_ended(started.client.pidfd.get()));
+  EXPECT_FALSE(is_readable(started.alive.get()));
+  kill(-started.client.pid, SIGKILL);
+  EXPECT_EQ(end_of(started.client), "killed by signal 9 (KILL)");
 }
 
-TEST_F(ForkServerTest, AChildWhoseDescriptorsFindNoRoomInTheForkServerIsReported) {
-  fork_server_.reset();
+TEST_F(OwnForkServerTest, AChildWhoseDescriptorsFindNoRoomInTheForkServerIsReported) {
   auto client = client_of([](base::UniqueFd socket) {
     const rlimit limit{.rlim_cur = static_cast<rlim_t>(socket.get()) + 1, .rlim_max = 1024};
     setrlimit(RLIMIT_NOFILE, &limit);
@@ -491,8 +457,7 @@ TEST_F(ForkServerTest, AChildWhoseDescriptorsFindNoRoomInTheForkServerIsReported
   }
 }
 
-TEST_F(ForkServerTest, AChildWhosePidfdFindsNoRoomInTheClientIsEndedAndReported) {
-  fork_server_.reset();
+TEST_F(OwnForkServerTest, AChildWhosePidfdFindsNoRoomInTheClientIsEndedAndReported) {
   const auto client = fork_child([] {
     auto fork_server = ForkServerClient::start(obey);
     auto [ours, theirs] = socket_pair();
@@ -508,8 +473,7 @@ TEST_F(ForkServerTest, AChildWhosePidfdFindsNoRoomInTheClientIsEndedAndReported)
   EXPECT_EQ(end_of(client), "exit code 0");
 }
 
-TEST_F(ForkServerTest, WantOfMemoryForAReportIsNotTheEndOfTheClient) {
-  fork_server_.reset();
+TEST_F(OwnForkServerTest, WantOfMemoryForAReportIsNotTheEndOfTheClient) {
   auto client = client_of([](base::UniqueFd socket) {
     fail_system_call(SYS_sendmsg, ENOBUFS);
     return run_fork_server(std::move(socket), [](const SpawnRequest& request) -> int {
@@ -535,38 +499,16 @@ TEST_F(ForkServerTest, WorksBesideAThreadThatIsIdle) {
   end.set_value();
 }
 
-// The same as the structures of fork_server_messages.hpp.
-struct RawRequest {
-  int kind, rank;
-  std::uint32_t generation;
-};
-struct RawReport {
-  int kind, rank;
-  std::uint32_t generation;
-  pid_t pid;
-  int wait_status, error;
-  std::int64_t time_ns;
-};
-constexpr int spawn_kind = 0, signal_kind = 1, stop_kind = 2, started_kind = 0, ended_kind = 1;
-
 template <class Packet>
 std::string raw(const Packet& packet) {
-  return {reinterpret_cast<const char*>(&packet), sizeof packet};
-}
-
-/// The packet that `bytes` begins with; what is missing of it is zero.
-template <class Packet>
-Packet unraw(const std::string& bytes) {
-  Packet packet{};
-  std::memcpy(&packet, bytes.data(), std::min(bytes.size(), sizeof packet));
-  return packet;
+  return std::string(fork_server::bytes_of(packet));
 }
 
 bool is_request(const std::string& bytes) {
-  const auto request = unraw<RawRequest>(bytes);
-  return bytes.size() == sizeof request &&
-         ((request.kind == spawn_kind && request.rank >= 0) || request.kind == stop_kind ||
-          (request.kind == signal_kind && request.rank >= 1 && request.rank <= SIGRTMAX));
+  if (bytes.size() != sizeof(Request)) return false;
+  const auto request = fork_server::packet_of<Request>(bytes);
+  return (request.kind == Request::Kind::spawn && request.rank >= 0) || request.kind == Request::Kind::stop ||
+         (request.kind == Request::Kind::signal && request.rank >= 1 && request.rank <= SIGRTMAX);
 }
 
 TEST_F(ForkServerTest, WhatIsNoRequestIsRefusedAndTheForkServerGoesOn) {
@@ -574,9 +516,10 @@ TEST_F(ForkServerTest, WhatIsNoRequestIsRefusedAndTheForkServerGoesOn) {
   const auto runner = spawn(0);
   int sent = 0;
   for (int round = 0; round < 1000; ++round) {
-    const RawRequest wrong{.kind = fuzzed.one_in(2) ? static_cast<int>(fuzzed.edge()) : signal_kind,
-                           .rank = static_cast<int>(fuzzed.edge()),
-                           .generation = 1};
+    const Request wrong{
+        .kind = fuzzed.one_in(2) ? static_cast<Request::Kind>(fuzzed.edge()) : Request::Kind::signal,
+        .rank = static_cast<int>(fuzzed.edge()),
+        .generation = 1};
     const auto bytes = fuzzed.one_in(3) ? fuzzed.mutated(raw(wrong)) : raw(wrong);
     if (is_request(bytes)) continue;
     while (
@@ -593,27 +536,26 @@ TEST_F(ForkServerTest, WhatIsNoRequestIsRefusedAndTheForkServerGoesOn) {
 
 TEST(ForkServerClientTest, WhatIsNoReportOfAChildThatWasAskedForIsPassedOver) {
   accelmgr::test::Fuzzed fuzzed(20261122);
-  auto [ours, fork_server] = socket_pair();
+  auto [ours, theirs] = socket_pair();
   ForkServerClient client(std::move(ours), Child{});
-  const auto ask = [&client = client, &fork_server = fork_server] {
+  const auto ask = [&client = client, &theirs = theirs] {
     client.spawn(2, 7, {});
-    ASSERT_TRUE(receive(fork_server.get(), soon()));
+    ASSERT_TRUE(receive(theirs.get(), soon()));
   };
   ask();
   constexpr pid_t nobody = 4194304 + 1;  // More than the kernel gives.
-  const RawReport started{started_kind, 2, 7, nobody, 0, 0, 99};
+  const Report started{Report::Kind::started, 2, 7, nobody, 0, 0, 99};
   const auto open_before = accelmgr::test::open_count();
   std::optional<pid_t> pid;  ///< The pid of the child that runs; none while no child does.
   int starts = 0, ends = 0, wrong = 0;
   for (int round = 0; round < 4000; ++round) {
-    const RawReport ended{ended_kind, 2, 7, pid.value_or(0), 9, 0, 99};
+    const Report ended{Report::Kind::ended, 2, 7, pid.value_or(0), 9, 0, 99};
     auto bytes = raw(fuzzed.one_in(2) ? started : ended);
     if (fuzzed.one_in(2))
       fuzzed.damage(reinterpret_cast<std::byte*>(bytes.data()), bytes.size());
     else
       bytes = fuzzed.one_in(10) ? fuzzed.bytes(60) : fuzzed.mutated(bytes);
-    ASSERT_TRUE(
-        accelmgr::test::send_raw(fork_server.get(), bytes, accelmgr::test::some_descriptors(fuzzed, 2)));
+    ASSERT_TRUE(accelmgr::test::send_raw(theirs.get(), bytes, accelmgr::test::some_descriptors(fuzzed, 2)));
     const auto event = client.take(1);
     ASSERT_FALSE(is_readable(client.socket()));
     if (!event) {

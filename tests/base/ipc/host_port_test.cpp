@@ -2,11 +2,10 @@
 #include "base/ipc/host_port.hpp"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
-#include <ostream>
 #include <string>
 #include <tuple>
+#include <utility>
 
 #include "accelmgr/errors.hpp"
 #include "message_of.hpp"
@@ -35,32 +34,33 @@ TEST(HostPort, MayHavePortZeroWhereAnyWillDo) {
               AllOf(HasSubstr("'0'"), HasSubstr("from 1 to 65535")));
 }
 
-struct Flaw {
-  std::string written, why;
-};
-
-void PrintTo(const Flaw& c, std::ostream* out) { *out << "'" << c.written << "'"; }
-
-class BadHostPort : public ::testing::TestWithParam<Flaw> {};
-
-TEST_P(BadHostPort, IsRefusedWithTheReason) {
-  EXPECT_THAT(message_of<ConfigError>([] { parse_host_port(GetParam().written); }),
-              AllOf(HasSubstr("'" + GetParam().written + "' is not HOST:PORT"), HasSubstr(GetParam().why)));
+TEST(BadHostPort, IsRefusedWithTheReason) {
+  const std::pair<std::string, std::string> flaws[] = {
+      {"", "has no port"},
+      {"host", "has no port"},
+      {"host:", "has no port"},
+      {":1", "has no host"},
+      {"host:x", "the port is 'x'"},
+      {"host:1x", "the port is '1x'"},
+      {"host: 1", "the port is ' 1'"},
+      {"host:-1", "the port is '-1'"},
+      {"host:+1", "the port is '+1'"},
+      {"host:65536", "from 1 to 65535"},
+      {"host:99999999999999999999", "the port is"},
+      {"ho st:1", "'ho st' is not the name or address of a host"},
+      {"a/b:1", "is not the name or address of a host"},
+      {"::1", "in brackets"},
+      {"::1:80", "in brackets"},
+      {"a:1:2", "in brackets"},
+      {"[::1", "'[' without ']'"},
+      {"[::1]", "has no port"},
+      {"[]:1", "has no host"},
+      {"[::1]1", "has no port"},
+      {"[:: 1]:1", "is not the name or address of a host"}};
+  for (const auto& flaw : flaws)
+    EXPECT_THAT(message_of<ConfigError>([&] { parse_host_port(flaw.first); }),
+                AllOf(HasSubstr("'" + flaw.first + "' is not HOST:PORT"), HasSubstr(flaw.second)));
 }
-
-INSTANTIATE_TEST_SUITE_P(
-    Texts, BadHostPort,
-    ::testing::Values(Flaw{"", "has no port"}, Flaw{"host", "has no port"}, Flaw{"host:", "has no port"},
-                      Flaw{":1", "has no host"}, Flaw{"host:x", "the port is 'x'"},
-                      Flaw{"host:1x", "the port is '1x'"}, Flaw{"host: 1", "the port is ' 1'"},
-                      Flaw{"host:-1", "the port is '-1'"}, Flaw{"host:+1", "the port is '+1'"},
-                      Flaw{"host:65536", "from 1 to 65535"}, Flaw{"host:99999999999999999999", "the port is"},
-                      Flaw{"ho st:1", "'ho st' is not the name or address of a host"},
-                      Flaw{"a/b:1", "is not the name or address of a host"}, Flaw{"::1", "in brackets"},
-                      Flaw{"::1:80", "in brackets"}, Flaw{"a:1:2", "in brackets"},
-                      Flaw{"[::1", "'[' without ']'"}, Flaw{"[::1]", "has no port"},
-                      Flaw{"[]:1", "has no host"}, Flaw{"[::1]1", "has no port"},
-                      Flaw{"[:: 1]:1", "is not the name or address of a host"}));
 
 }  // namespace
 }  // namespace accelmgr::ipc

@@ -11,9 +11,6 @@
 #include <sys/time.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <cstring>
-
 #include "accelmgr/errors.hpp"
 #include "processes.hpp"
 #include "system_call.hpp"
@@ -62,20 +59,32 @@ TEST(Memfd, HasItsSizeAllocatedAndSealed) {
   EXPECT_EQ(fcntl(fd.get(), F_ADD_SEALS, F_SEAL_WRITE), -1);
 }
 
-TEST(Memfd, WithoutMemoryForItIsAnErrorThatSaysHowMuch) {
-  const auto child = fork_child([] {
-    fail_system_call(SYS_fallocate, ENOSPC);
+/// The error of a memfd that is made where the system call fails, in a child; "exit code 0" if it is right.
+template <class Error, class IsRight>
+std::string end_of_memfd(int error, IsRight is_right) {
+  return end_of(fork_child([&] {
+    fail_system_call(SYS_fallocate, error);
+    alarm(20);
     try {
       create_memfd("slab", bytes);
-    } catch (const SessionError& error) {
-      const std::string what = error.what();
-      return what.find("slab") != std::string::npos && what.find(std::to_string(bytes)) != std::string::npos
-                 ? 0
-                 : 1;
+    } catch (const Error& thrown) {
+      return is_right(thrown) ? 0 : 1;
     }
     return 2;
-  });
-  EXPECT_EQ(end_of(child), "exit code 0");
+  }));
+}
+
+TEST(Memfd, WithoutMemoryForItIsAnErrorThatSaysHowMuch) {
+  const auto says_how_much = [](const SessionError& error) {
+    const std::string what = error.what();
+    return what.find("slab") != what.npos && what.find(std::to_string(bytes)) != what.npos;
+  };
+  EXPECT_EQ(end_of_memfd<SessionError>(ENOSPC, says_how_much), "exit code 0");
+}
+
+TEST(Memfd, WhoseMemoryIsAlwaysInterruptedIsAnError) {
+  const auto is_interrupted = [](const SystemError& error) { return error.code() == EINTR; };
+  EXPECT_EQ(end_of_memfd<SystemError>(EINTR, is_interrupted), "exit code 0");
 }
 
 TEST(Memfd, ThatIsOpenedForReadingAloneCannotBeWritten) {
@@ -102,20 +111,6 @@ TEST(Memfd, CannotBeOpenedForWritingByOtherUsers) {
     const auto path = fmt::format("/proc/self/fd/{}", fd.get());
     if (access("/proc/self/fd", R_OK | X_OK) != 0 || fchmod(fd.get(), 0666) == 0) return 2;
     return open(path.c_str(), O_RDWR) == -1 && errno == EACCES ? 0 : 3;
-  });
-  EXPECT_EQ(end_of(child), "exit code 0");
-}
-
-TEST(Memfd, WhoseMemoryIsAlwaysInterruptedIsAnError) {
-  const auto child = fork_child([] {
-    fail_system_call(SYS_fallocate, EINTR);
-    alarm(20);
-    try {
-      create_memfd("slab", bytes);
-    } catch (const SystemError& error) {
-      return error.code() == EINTR ? 0 : 1;
-    }
-    return 2;
   });
   EXPECT_EQ(end_of(child), "exit code 0");
 }

@@ -5,11 +5,9 @@
 #include <sys/socket.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstdint>
 
 #include "accelmgr/errors.hpp"
-#include "base/unique_fd.hpp"
 
 namespace accelmgr::ipc {
 namespace {
@@ -23,26 +21,6 @@ sockaddr_in loopback(int port) {
 }
 
 const sockaddr* any(const sockaddr_in& address) { return reinterpret_cast<const sockaddr*>(&address); }
-
-base::UniqueFd new_socket() { return base::UniqueFd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)); }
-
-TEST(Network, ASocketThatListensIsReachedAtItsPort) {
-  const auto server = new_socket();
-  const auto free_port = loopback(0);
-  ASSERT_EQ(bind_and_listen(server.get(), any(free_port), sizeof free_port), 0);
-  const auto address = loopback(bound_port(server.get()));
-  const auto client = new_socket();
-  EXPECT_EQ(::connect(client.get(), any(address), sizeof address), 0);
-}
-
-TEST(Network, AnUsedPortIsAnError) {
-  const auto first = new_socket();
-  const auto free_port = loopback(0);
-  ASSERT_EQ(bind_and_listen(first.get(), any(free_port), sizeof free_port), 0);
-  const auto second = new_socket();
-  const auto used = loopback(bound_port(first.get()));
-  EXPECT_EQ(bind_and_listen(second.get(), any(used), sizeof used), EADDRINUSE);
-}
 
 TEST(Network, NoSocketHasNoPort) { EXPECT_THROW(bound_port(-1), SystemError); }
 

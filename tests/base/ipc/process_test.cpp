@@ -58,8 +58,9 @@ Child execute_role(const char* role, int socket) {
 
 int play(const std::string& role) {
   if (role == "descriptors") send(role_socket, open_descriptors());
-  if (role == "group") send(role_socket, getpgrp() == getpid() ? "own" : "another's");
-  if (role == "signals") send(role_socket, "blocked " + signals("SigBlk") + ", ignored " + signals("SigIgn"));
+  if (role == "signals")
+    send(role_socket, fmt::format("blocked {}, ignored {}, group {}", signals("SigBlk"), signals("SigIgn"),
+                                  getpgrp() == getpid() ? "own" : "another's"));
   if (role == "exchange") {
     send(role_socket, "3");
     send(3, "7");
@@ -67,10 +68,6 @@ int play(const std::string& role) {
   if (role == "wait") receive(role_socket, soon());
   if (role == "ignore TERM") return ignore_term();
   return role_exit_code;
-}
-
-TEST(OnNewThread, ThrowsWhatItThrows) {
-  EXPECT_THROW(on_new_thread([] { throw UsageError("here"); }), UsageError);
 }
 
 TEST(NameProcess, NamesItFromAnyThread) {
@@ -125,14 +122,7 @@ TEST(ExecuteSelf, RunsTheCommandThatStandsForThisProgram) {
   EXPECT_EQ(end_of(execute_role("none", theirs.get())), "exit code 5") << "this program again";
 }
 
-TEST(ExecuteSelf, GivesTheChildAProcessGroupOfItsOwn) {
-  auto [ours, theirs] = socket_pair();
-  const auto child = execute_role("group", theirs.get());
-  EXPECT_EQ(receive(ours.get(), soon()).value().bytes, "own");
-  EXPECT_EQ(end_of(child), "exit code 5");
-}
-
-TEST(ExecuteSelf, ResetsSignalMaskAndDispositions) {
+TEST(ExecuteSelf, ResetsSignalMaskAndDispositionsAndLeadsAProcessGroup) {
   auto [ours, theirs] = socket_pair();
   const auto host = fork_child([socket = theirs.get()] {
     sigset_t blocked;
@@ -142,7 +132,7 @@ TEST(ExecuteSelf, ResetsSignalMaskAndDispositions) {
     return end_of(execute_role("signals", socket)) == "exit code 5" ? 0 : 1;
   });
   EXPECT_EQ(end_of(host), "exit code 0");
-  EXPECT_EQ(receive(ours.get(), soon()).value().bytes, "blocked 0, ignored 0");
+  EXPECT_EQ(receive(ours.get(), soon()).value().bytes, "blocked 0, ignored 0, group own");
 }
 
 TEST(ExecuteSelf, RefusesTwoDescriptorsOfOneNumberAndStandardOnes) {
@@ -222,9 +212,10 @@ TEST(DescribeExit, NamesSignalOrExitCode) {
   EXPECT_EQ(describe_exit(W_STOPCODE(SIGSTOP)), "wait status 0x137f");
 }
 
-TEST(Usage, SaysMemoryAndState) {
+TEST(Usage, SaysMemoryAndStateWhateverTheName) {
   auto [ours, theirs] = socket_pair();
   const auto child = fork_child([socket = theirs.get()] {
+    name_process(") Z 1 (x");
     constexpr std::size_t bytes = 64 << 20;
     void* memory =
         mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
@@ -273,20 +264,6 @@ TEST(Usage, CountsProcessorTime) {
   while (process_ns() - begin < 60'000'000) {
   }
   EXPECT_GE(usage(getpid()).value().cpu_ns, before + 30'000'000);
-}
-
-TEST(Usage, ReadsANameWithParenthesesAndBlanks) {
-  auto [ours, theirs] = socket_pair();
-  const auto child = fork_child([socket = theirs.get()] {
-    name_process(") Z 1 (x");
-    send(socket, "named");
-    hang();
-    return 0;
-  });
-  receive(ours.get(), soon());
-  EXPECT_NE(usage(child.pid).value().state, 'Z');
-  send_signal(child.pidfd.get(), SIGKILL);
-  EXPECT_EQ(end_of(child), "killed by signal 9 (KILL)");
 }
 
 TEST(BeganAt, IsTheSameForTheLifeOfAProcessAndNothingAfterIt) {
