@@ -55,7 +55,7 @@ const bool registered = [] {
   return true;
 }();
 
-struct Trained {
+struct Outcome {
   std::vector<std::vector<at::Tensor>> tensors;  ///< The gradients of each step; then the buffers.
   std::vector<double> losses;
   std::uint64_t lost_runners = 0;
@@ -83,9 +83,9 @@ class CudaRunners : public testing::TestWithParam<std::tuple<const char*, bool>>
   bool has_summed(int rank) const { return std::filesystem::exists(folder_ / std::to_string(rank)); }
 
   /// The parameters of a team do not follow the gradients, so rounding does not grow.
-  static Trained train(const Config& config) {
+  static Outcome train(const Config& config) {
     auto manager = Manager::start(config);
-    Trained trained;
+    Outcome trained;
     for (int step = 0; step < 4; ++step) {
       trained.losses.push_back(expect_ok(manager).loss);
       trained.tensors.push_back(copies(manager.gradients()));
@@ -107,7 +107,7 @@ class CudaRunners : public testing::TestWithParam<std::tuple<const char*, bool>>
     for (const auto& tensor : tensors) flat.push_back(tensor.reshape({-1}).to(at::kFloat));
     return at::cat(flat);
   }
-  static void expect_as_in_host_memory(const Trained& trained, const Trained& expected) {
+  static void expect_as_in_host_memory(const Outcome& trained, const Outcome& expected) {
     EXPECT_EQ(trained.losses, expected.losses);
     for (std::size_t i = 0; i < expected.tensors.size(); ++i) {
       if (are_team())

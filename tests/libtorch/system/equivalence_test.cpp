@@ -1,36 +1,10 @@
 // Checks that N runners compute what one process computes alone, and the same bits in every run.
-#include <ATen/ops/cross_entropy_loss.h>
-#include <ATen/ops/linear.h>
-#include <ATen/ops/rand.h>
-#include <ATen/ops/tanh.h>
 
-#include "libtorch/model/layers.hpp"
 #include "places.hpp"
 #include "support.hpp"
 
 namespace accelmgr::test {
 namespace {
-
-/// Two layers in float64.
-class DoubleModel final : public model::ParameterModel {
- public:
-  DoubleModel()
-      : hidden_(parameter("hidden", random({8, 4}))),
-        hidden_bias_(parameter("hidden_bias", random({8}))),
-        output_(parameter("output", random({3, 8}))) {}
-
-  Outputs forward(const Batch& batch) override {
-    const auto hidden = at::tanh(at::linear(batch["input"], hidden_, hidden_bias_));
-    return {at::cross_entropy_loss(at::linear(hidden, output_), batch["number"].remainder(3)), {}};
-  }
-
- private:
-  static at::Tensor random(at::IntArrayRef shape) { return at::rand(shape, at::kDouble).sub(0.5); }
-
-  at::Tensor hidden_, hidden_bias_, output_;
-};
-
-const RegisteredModel double_model("double", [](const Config&) { return std::make_unique<DoubleModel>(); });
 
 struct Case {
   std::string name;
@@ -38,8 +12,7 @@ struct Case {
   std::string file{};  ///< A TorchScript file.
   int nprocs = 2;
   int accumulation = 2;
-  double tolerance = 1e-6;  ///< Relative to the norm of each tensor.
-  int hidden_size = 8;      ///< For mlp.
+  int hidden_size = 8;  ///< For mlp.
 };
 
 void PrintTo(const Case& c, std::ostream* out) {
@@ -55,7 +28,6 @@ Config config_of(const Case& c) {
     config.data.kind = "vectors";
   }
   config.model.mlp.hidden_size = c.hidden_size;
-  if (c.model == "double") config.data.kind = "numbered";
   return config;
 }
 
@@ -77,7 +49,7 @@ TEST_P(Equivalence, GradientsAreThoseOfOneProcessThatComputesTheMeanItself) {
     disturb_parameters(manager, step);
     const auto expected = reference.step(copies(manager.parameters()));
     const auto result = expect_ok(manager, {.accumulate = false});
-    EXPECT_LE(distance(copies(manager.gradients()), expected.gradients), GetParam().tolerance) << step;
+    EXPECT_LE(distance(copies(manager.gradients()), expected.gradients), 1e-6) << step;
     EXPECT_NEAR(result.loss, expected.loss, 1e-6 * expected.loss);
     EXPECT_EQ(result.samples, expected.samples);
   }
@@ -110,8 +82,7 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{.name = "ConvNet", .model = "convnet"},
                     Case{.name = "Gpt", .model = "gpt", .nprocs = 3, .accumulation = 1},
                     Case{.name = "TorchScript", .model = "torchscript", .file = "DictOutput.pt"},
-                    Case{.name = "TiedTorchScript", .model = "torchscript", .file = "Tied.pt", .nprocs = 3},
-                    Case{.name = "Float64", .model = "double", .nprocs = 3, .tolerance = 1e-12}),
+                    Case{.name = "TiedTorchScript", .model = "torchscript", .file = "Tied.pt", .nprocs = 3}),
     [](const auto& info) { return info.param.name; });
 
 TEST(Repetition, WithDropoutHasTheSameBitsForTheSameSeed) {

@@ -2,11 +2,7 @@
 #include "accelmgr/evaluator.hpp"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/ones.h>
 #include <gtest/gtest.h>
-
-#include <span>
 
 #include "support.hpp"
 
@@ -30,36 +26,13 @@ double expected_loss(Manager& manager) {
 
   const auto source = make_data(config);
   const auto held_out = source->held_out();
-  std::vector<NamedTensor> fields;
-  std::vector<std::span<std::byte>> rows;
-  for (const auto& field : source->fields()) {
-    auto shape = field.shape;
-    shape.insert(shape.begin(), 1);
-    fields.push_back({field.name, at::empty(shape, at::TensorOptions().dtype(field.dtype))});
-    rows.emplace_back(static_cast<std::byte*>(fields.back().tensor.mutable_data_ptr()), field.bytes());
-  }
-  ElementWriter element(source->fields(), rows);
   double sum = 0;
   int count = 0;
-  for (; held_out->next(element); ++count) sum += model->forward(Batch(fields)).loss.item().toDouble();
+  for (; const auto element = next_element(*held_out); ++count)
+    sum += model->forward(Batch(*element)).loss.item().toDouble();
   EXPECT_GT(count, 0);
   return sum / count;
 }
-
-/// A model for data of the tests, which have no held-out elements.
-class Scale final : public Model {
- public:
-  std::vector<NamedTensor> parameters() override { return {{"scale", scale_}}; }
-  std::vector<NamedTensor> buffers() override { return {}; }
-  void train(bool) override {}
-  Outputs forward(const Batch& batch) override {
-    return {.loss = batch["input"].mul(scale_).mean(), .scalars = {}};
-  }
-
- private:
-  at::Tensor scale_ = at::ones({1}).requires_grad_();
-};
-const RegisteredModel scale("no_held_out", [](const Config&) { return std::make_unique<Scale>(); });
 
 class EvaluatorTest : public testing::TestWithParam<const char*> {};
 
@@ -86,7 +59,7 @@ TEST_P(EvaluatorTest, IsTheMeanOverAllHeldOutElementsWithTheMastersParametersAnd
 INSTANTIATE_TEST_SUITE_P(Models, EvaluatorTest, testing::Values("mlp", "convnet", "gpt"));
 
 TEST(Evaluator, DataThatHoldsNothingOutIsRefused) {
-  auto config = small_config("no_held_out");
+  auto config = small_config("mlp");
   config.data.kind = "vectors";
   config.train.evaluate_every = 1;
   auto manager = Manager::start(config);

@@ -6,8 +6,6 @@
 #include <signal.h>
 #include <sys/prctl.h>
 
-#include <algorithm>
-#include <cstring>
 #include <string_view>
 
 #include "accelmgr/evaluator.hpp"
@@ -88,13 +86,17 @@ class ForeignModel final : public Model {
 
 class ForeignSource final : public BatchSource {
  public:
-  explicit ForeignSource(const Config& config) : place_(config.data.options) { place_.meets("factory"); }
+  explicit ForeignSource(const std::map<std::string, std::string>& options, int left = -1)
+      : left_(left), place_(options) {
+    place_.meets("factory");
+  }
   std::span<const FieldSpec> fields() const override {
     place_.meets("fields");
     return fields_;
   }
   bool next(ElementWriter& element) override {
     place_.meets("next");
+    if (left_-- == 0) return false;
     element.set(0, at::ones({4}));
     return true;
   }
@@ -105,10 +107,11 @@ class ForeignSource final : public BatchSource {
   void restore(const std::string&) override { place_.meets("restore"); }
   std::unique_ptr<BatchSource> held_out() override {
     place_.meets("held_out");
-    return nullptr;
+    return std::make_unique<ForeignSource>(std::map<std::string, std::string>(), 8);
   }
 
  private:
+  int left_;
   Place place_;
   std::vector<FieldSpec> fields_{{"input", at::kFloat, {4}}};
 };
@@ -117,7 +120,7 @@ const RegisteredModel throwing_model("foreign", [](const Config& config) {
   return std::make_unique<ForeignModel>(config);
 });
 const RegisteredData throwing_source("foreign", [](const Config& config) {
-  return std::make_unique<ForeignSource>(config);
+  return std::make_unique<ForeignSource>(config.data.options);
 });
 
 Config foreign_config() {
@@ -156,30 +159,24 @@ const std::map<std::string, std::string> said = {
 class Thrown : public testing::TestWithParam<std::string> {
  protected:
   std::string text() const { return said.at(GetParam()); }
+  /// Expects this error with these parts where what is thrown is thrown at each place.
+  template <class Error>
+  static void expect_no_start(Config (*with)(const std::string& at, const std::string& what),
+                              std::initializer_list<const char*> places,
+                              std::initializer_list<std::string> parts) {
+    for (const char* at : places) {
+      expect_plain(message_of<Error>([&] { Manager::start(with(at, GetParam())); }), parts);
+      expect_nothing_left();
+    }
+  }
 };
 
-TEST_P(Thrown, WhereTheManagerMakesTheModelIsTheErrorOfTheStart) {
-  for (const char* at : {"factory", "parameters", "buffers", "non_persistent_buffers"}) {
-    expect_plain(message_of<ModelError>([&] { Manager::start(with_model(at, GetParam())); }),
-                 {"model 'foreign'", text()});
-    expect_nothing_left();
-  }
-}
-
-TEST_P(Thrown, WhereARunnerMakesTheModelIsTheErrorOfTheStart) {
-  for (const char* at : {"factory in the runner", "train"}) {
-    expect_plain(message_of<RunnerError>([&] { Manager::start(with_model(at, GetParam())); }),
-                 {"runner 0", "phase init", "model 'foreign'", text()});
-    expect_nothing_left();
-  }
-}
-
-TEST_P(Thrown, WhereTheManagerMakesTheSourceIsTheErrorOfTheStart) {
-  for (const char* at : {"factory", "fields"}) {
-    expect_plain(message_of<DataError>([&] { Manager::start(with_source(at, GetParam())); }),
-                 {"data source 'foreign'", text()});
-    expect_nothing_left();
-  }
+TEST_P(Thrown, WhereModelOrSourceIsMadeIsTheErrorOfTheStart) {
+  expect_no_start<ModelError>(with_model, {"factory", "parameters", "buffers", "non_persistent_buffers"},
+                              {"model 'foreign'", text()});
+  expect_no_start<RunnerError>(with_model, {"factory in the runner", "train"},
+                               {"runner 0", "phase init", "model 'foreign'", text()});
+  expect_no_start<DataError>(with_source, {"factory", "fields"}, {"data source 'foreign'", text()});
 }
 
 TEST_P(Thrown, ByASourceThatIsReadIsTheErrorOfTheStep) {
@@ -216,18 +213,12 @@ TEST_P(Thrown, InAStepIsTheErrorOfThatStep) {
   }
 }
 
-TEST_P(Thrown, InTheEvaluationNamesTheModel) {
+TEST_P(Thrown, InTheEvaluationNamesModelOrSource) {
   for (const char* at : {"eval", "evaluation"}) {
-    auto config = small_config("foreign");
-    config.data.kind = "all_held_out";
-    config.model.options = {{"at", at}, {"what", GetParam()}};
-    auto manager = Manager::start(config);
+    auto manager = Manager::start(with_model(at, GetParam()));
     expect_plain(message_of<ModelError>([&] { Evaluator(manager).loss(); }),
                  {"model 'foreign', in the evaluation", text()});
   }
-}
-
-TEST_P(Thrown, ByHeldOutDataNamesTheSource) {
   auto manager = Manager::start(with_source("held_out", GetParam()));
   expect_plain(message_of<DataError>([&] { Evaluator evaluator(manager); }),
                {"data source 'foreign', in the evaluation", text()});
@@ -265,25 +256,6 @@ TEST(Restarts, OfTheSameExceptionTellItOnce) {
   ASSERT_NE(first, std::string::npos) << result.error;
   EXPECT_EQ(result.error.find(said.at("silent"), first + 1), std::string::npos) << result.error;
 }
-
-/// A source that also holds out eight elements.
-class AllHeldOut final : public BatchSource {
- public:
-  explicit AllHeldOut(std::int64_t left) : left_(left) {}
-  std::span<const FieldSpec> fields() const override { return fields_; }
-  bool next(ElementWriter& element) override {
-    if (left_-- == 0) return false;
-    element.set(0, at::ones({4}));
-    return true;
-  }
-  std::unique_ptr<BatchSource> held_out() override { return std::make_unique<AllHeldOut>(8); }
-
- private:
-  std::int64_t left_;
-  std::vector<FieldSpec> fields_{{"input", at::kFloat, {4}}};
-};
-const RegisteredData all_held_out("all_held_out",
-                                  [](const Config&) { return std::make_unique<AllHeldOut>(-1); });
 
 }  // namespace
 }  // namespace accelmgr::test

@@ -19,15 +19,6 @@ const OptimizerConfig adamw{
     .weight_decay = 0.1, .clip_norm = 0.5, .warmup_updates = 3, .schedule = Schedule::cosine};
 const StepOptions inner{.optimizer = &adamw, .total_updates = total_updates};
 
-struct Trained {
-  std::vector<at::Tensor> parameters, state;
-  explicit Trained(Manager& manager)
-      : parameters(copies(manager.parameters())), state(copies(manager.optimizer_state())) {}
-  bool operator==(const Trained& other) const {
-    return same_bits(parameters, other.parameters) && same_bits(state, other.state);
-  }
-};
-
 Trained train(Manager& manager, std::uint64_t steps) {
   while (manager.statistics().steps < steps) expect_ok(manager, inner);
   return Trained(manager);

@@ -41,20 +41,6 @@ StepOptions inner(const Config& config) {
   return {.optimizer = &config.optimizer, .total_updates = total_updates};
 }
 
-/// What a run has trained.
-struct Trained {
-  std::vector<at::Tensor> parameters, state;
-  std::vector<double> losses;
-
-  explicit Trained(Manager& manager, std::vector<double> l = {})
-      : parameters(copies(manager.parameters())),
-        state(copies(manager.optimizer_state())),
-        losses(std::move(l)) {}
-  bool operator==(const Trained& other) const {
-    return same_bits(parameters, other.parameters) && same_bits(state, other.state) && losses == other.losses;
-  }
-};
-
 Trained train(Manager& manager, const Config& config, int steps) {
   std::vector<double> losses;
   for (int i = 0; i < steps; ++i) losses.push_back(expect_ok(manager, inner(config)).loss);

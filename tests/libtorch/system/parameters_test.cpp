@@ -15,6 +15,9 @@
 namespace accelmgr::test {
 namespace {
 
+using testing::AllOf;
+using testing::HasSubstr;
+
 std::vector<at::Tensor> random_like(const std::vector<NamedTensor>& tensors) {
   std::vector<at::Tensor> out;
   for (const auto& [name, tensor] : tensors) out.push_back(at::rand_like(tensor.detach()));
@@ -100,14 +103,14 @@ TEST(Parameters, OfWrongCountShapeOrDtypeAreRefusedAndNothingChanges) {
   };
   // The wrong tensor is the last one. Tensors before it must not be written either.
   using Values = std::vector<at::Tensor>;
-  EXPECT_THAT(message([](Values& v) { v.pop_back(); }), testing::HasSubstr("5 tensors for 6 parameters"));
+  EXPECT_THAT(message([](Values& v) { v.pop_back(); }), HasSubstr("5 tensors for 6 parameters"));
   EXPECT_THAT(message([](Values& v) { v.back() = at::zeros({5}); }),
-              testing::AllOf(testing::HasSubstr("'output.bias'"), testing::HasSubstr("[5]")));
+              AllOf(HasSubstr("'output.bias'"), HasSubstr("[5]")));
   EXPECT_THAT(message([](Values& v) { v.back() = v.back().to(at::kDouble); }),
-              testing::AllOf(testing::HasSubstr("'output.bias'"), testing::HasSubstr("float64")));
-  EXPECT_THAT(message([](Values& v) { v.back() = at::Tensor(); }), testing::HasSubstr("'output.bias'"));
+              AllOf(HasSubstr("'output.bias'"), HasSubstr("float64")));
+  EXPECT_THAT(message([](Values& v) { v.back() = at::Tensor(); }), HasSubstr("'output.bias'"));
   EXPECT_THAT(message([](Values& v) { v.back() = v.back().to_sparse(); }),
-              testing::AllOf(testing::HasSubstr("'output.bias'"), testing::HasSubstr("SparseCPUFloatType")));
+              AllOf(HasSubstr("'output.bias'"), HasSubstr("SparseCPUFloatType")));
   expect_ok(manager);
 }
 
@@ -133,9 +136,9 @@ TEST(Parameters, CannotBeSteppedWithNorUpdatedWhileTheyAreWritten) {
   const auto before = copies(manager.parameters());
   {
     const auto writing = manager.writing();
-    EXPECT_THAT(message_of<UsageError>([&] { manager.step(); }), testing::HasSubstr("writing()"));
+    EXPECT_THAT(message_of<UsageError>([&] { manager.step(); }), HasSubstr("writing()"));
     EXPECT_THAT(message_of<UsageError>([&] { const auto nested = manager.writing(); }),
-                testing::HasSubstr("writing()"));
+                HasSubstr("writing()"));
     message_of<UsageError>([&] { manager.update_model_parameters(random_like(manager.parameters())); });
   }
   EXPECT_TRUE(same_bits(copies(manager.parameters()), before));
@@ -205,18 +208,16 @@ TEST(BufferUpdates, OfAnotherNameShapeOrDtypeAreRefusedAndNothingChanges) {
     return text;
   };
   const auto& [name, tensor] = before[0];
-  EXPECT_THAT(message({"nobody's", tensor}), testing::HasSubstr("no buffer 'nobody's'"));
-  EXPECT_THAT(message({name, at::zeros({3, 7})}),
-              testing::AllOf(testing::HasSubstr(name), testing::HasSubstr("[3, 7]")));
-  EXPECT_THAT(message({name, tensor.to(at::kDouble)}), testing::HasSubstr("float64"));
+  EXPECT_THAT(message({"nobody's", tensor}), HasSubstr("no buffer 'nobody's'"));
+  EXPECT_THAT(message({name, at::zeros({3, 7})}), AllOf(HasSubstr(name), HasSubstr("[3, 7]")));
+  EXPECT_THAT(message({name, tensor.to(at::kDouble)}), HasSubstr("float64"));
 }
 
 TEST(Parameters, WhoseRequiresGradWasChangedAreToldApart) {
   auto manager = Manager::start(small_config("mlp"));
   const auto& [name, tensor] = manager.parameters()[1];
   tensor.set_requires_grad(false);
-  EXPECT_THAT(message_of<UsageError>([&] { manager.step(); }),
-              testing::HasSubstr("'" + name + "' was changed"));
+  EXPECT_THAT(message_of<UsageError>([&] { manager.step(); }), HasSubstr("'" + name + "' was changed"));
   tensor.set_requires_grad(true);
   expect_ok(manager);
 }

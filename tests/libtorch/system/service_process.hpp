@@ -18,7 +18,6 @@ class ServiceProcess {
   ServiceProcess& operator=(const ServiceProcess&) = delete;
 
   std::string socket() const { return folder_ / "socket"; }
-  pid_t pid() const { return process_.pid; }
 
  private:
   TemporaryFolder folder_;

@@ -2,6 +2,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/sin.h>
 #include <ATen/ops/zeros_like.h>
@@ -72,59 +73,46 @@ Config small_config(const std::string& model_kind) {
   return config;
 }
 
-struct Reference::State {
-  struct MicroBatch {
-    std::size_t rank;
-    std::vector<NamedTensor> fields;
-    std::int64_t elements = 0;
-  };
+std::optional<std::vector<NamedTensor>> next_element(BatchSource& source) {
+  std::vector<NamedTensor> fields;
+  std::vector<std::span<std::byte>> rows;
+  for (const auto& field : source.fields()) {
+    auto shape = field.shape;
+    shape.insert(shape.begin(), 1);
+    fields.push_back({field.name, at::empty(shape, at::ScalarType(field.dtype))});
+    rows.emplace_back(static_cast<std::byte*>(fields.back().tensor.mutable_data_ptr()), field.bytes());
+  }
+  ElementWriter writer(source.fields(), std::move(rows));
+  if (!source.next(writer)) return std::nullopt;
+  return fields;
+}
 
-  std::vector<MicroBatch> next_micro_batches();
-  MicroBatch empty_micro_batch(std::size_t rank) const;
-  bool read_element(MicroBatch& into);
+struct Reference::State {
+  /// The next micro-batches, by rank and number.
+  using MicroBatches = std::map<std::pair<std::size_t, std::size_t>, std::vector<NamedTensor>>;
+  MicroBatches next_micro_batches() const;
 
   Config config;
   std::unique_ptr<BatchSource> source;
   std::vector<std::unique_ptr<Model>> replicas;
 };
 
-Reference::State::MicroBatch Reference::State::empty_micro_batch(std::size_t rank) const {
-  MicroBatch out{.rank = rank, .fields = {}};
-  for (const auto& field : source->fields()) {
-    std::vector<std::int64_t> shape{config.batch_size_per_device};
-    shape.insert(shape.end(), field.shape.begin(), field.shape.end());
-    out.fields.push_back({field.name, at::empty(shape, at::ScalarType(field.dtype))});
-  }
-  return out;
-}
-
-bool Reference::State::read_element(MicroBatch& into) {
-  std::vector<std::span<std::byte>> rows;
-  for (std::size_t f = 0; f < into.fields.size(); ++f) {
-    const auto bytes = source->fields()[f].bytes();
-    auto* data = static_cast<std::byte*>(into.fields[f].tensor.mutable_data_ptr());
-    rows.emplace_back(data + static_cast<std::size_t>(into.elements) * bytes, bytes);
-  }
-  ElementWriter writer(source->fields(), std::move(rows));
-  if (!source->next(writer)) return false;
-  ++into.elements;
-  return true;
-}
-
-std::vector<Reference::State::MicroBatch> Reference::State::next_micro_batches() {
-  const auto ranks = static_cast<std::size_t>(config.nprocs);
-  const auto accumulation = static_cast<std::size_t>(config.grad_accumulation_steps);
+Reference::State::MicroBatches Reference::State::next_micro_batches() const {
+  const auto ranks = replicas.size();
   const auto batch_size = static_cast<std::size_t>(config.batch_size_per_device);
-  std::vector<MicroBatch> out;
-  for (std::size_t rank = 0; rank < ranks; ++rank)
-    for (std::size_t i = 0; i < accumulation; ++i) out.push_back(empty_micro_batch(rank));
-  for (std::size_t element = 0; element < ranks * accumulation * batch_size; ++element) {
-    const auto rank = element % ranks, of_rank = element / ranks;
-    if (!read_element(out[rank * accumulation + of_rank / batch_size])) break;
+  const auto count = ranks * batch_size * static_cast<std::size_t>(config.grad_accumulation_steps);
+  MicroBatches out;
+  for (std::size_t element = 0; element < count; ++element) {
+    const auto fields = next_element(*source);
+    if (!fields) break;
+    auto& batch = out[{element % ranks, element / ranks / batch_size}];
+    if (batch.empty()) {
+      batch = *fields;
+      continue;
+    }
+    for (std::size_t f = 0; f < batch.size(); ++f)
+      batch[f].tensor = at::cat({batch[f].tensor, (*fields)[f].tensor});
   }
-  std::erase_if(out, [](const MicroBatch& batch) { return batch.elements == 0; });
-  for (auto& batch : out)
-    for (auto& field : batch.fields) field.tensor = field.tensor.narrow(0, 0, batch.elements);
   return out;
 }
 
@@ -147,19 +135,15 @@ Reference::Step Reference::step(const std::vector<at::Tensor>& parameters) {
   }
   const auto batches = state_->next_micro_batches();
   const bool by_samples = state_->config.loss_scaling == LossScaling::samples;
-  const auto weight = [&](const State::MicroBatch& batch) {
-    return by_samples ? double(batch.elements) : 1.0;
-  };
-  double weights = 0;
-  for (const auto& batch : batches) weights += weight(batch);
-
+  const auto elements = [](const std::vector<NamedTensor>& fields) { return fields.front().tensor.size(0); };
   Step out;
-  for (const auto& batch : batches) {
-    const double share = weight(batch) / weights;
-    const auto outputs = state_->replicas[batch.rank]->forward(Batch(batch.fields));
+  for (const auto& [place, fields] : batches) out.samples += static_cast<std::uint64_t>(elements(fields));
+  for (const auto& [place, fields] : batches) {
+    const double share =
+        by_samples ? double(elements(fields)) / double(out.samples) : 1 / double(batches.size());
+    const auto outputs = state_->replicas[place.first]->forward(Batch(fields));
     outputs.loss.mul(share).backward();
     out.loss += outputs.loss.item().toDouble() * share;
-    out.samples += static_cast<std::uint64_t>(batch.elements);
     for (const auto& [name, value] : outputs.scalars) out.scalars[name] += value * share;
   }
   for (const auto& replica : state_->replicas) {

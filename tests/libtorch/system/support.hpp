@@ -7,6 +7,7 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -34,6 +35,9 @@ struct RegisteredData {
 ///   `numbered`: number int64, the element's number; input float64 [4]
 /// Both have data.elements elements (64 if 0), in order, data.epochs times (0: endless).
 Config small_config(const std::string& model_kind);
+
+/// The next element of a source as a batch of one; none at the end of the data.
+std::optional<std::vector<NamedTensor>> next_element(BatchSource& source);
 
 /// One process that computes alone what N runners compute together. It has a replica for each rank, because
 /// each rank has its own BatchNorm statistics. Element i of the same data goes to rank i mod N.
@@ -70,5 +74,19 @@ std::vector<const void*> addresses(const std::vector<NamedTensor>& tensors);
 double distance(const std::vector<at::Tensor>& actual, const std::vector<at::Tensor>& expected);
 /// True if all tensors have the same bits.
 bool same_bits(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b);
+
+/// What inner steps have trained. Equal ones have the same bits.
+struct Trained {
+  std::vector<at::Tensor> parameters, state;
+  std::vector<double> losses;
+
+  explicit Trained(Manager& manager, std::vector<double> l = {})
+      : parameters(copies(manager.parameters())),
+        state(copies(manager.optimizer_state())),
+        losses(std::move(l)) {}
+  bool operator==(const Trained& other) const {
+    return same_bits(parameters, other.parameters) && same_bits(state, other.state) && losses == other.losses;
+  }
+};
 
 }  // namespace accelmgr::test
