@@ -122,6 +122,11 @@ void ServiceRun::kill() {
   wait();
 }
 
+void ServiceRun::wait_until_stopped(int rank) const {
+  const auto pid = status()["runners"][static_cast<std::size_t>(rank)]["pid"].get<pid_t>();
+  while (ipc::usage(pid).value().state != 'T') std::this_thread::yield();
+}
+
 void ServiceRun::wait_until_alone() const {
   while (!status()["host"].is_null()) std::this_thread::yield();
 }

@@ -59,6 +59,8 @@ class ServiceRun {
   pid_t pid() const { return service_.pid(); }
   int pidfd() const { return service_.pidfd(); }
 
+  /// Returns when a signal has stopped the runner.
+  void wait_until_stopped(int rank) const;
   /// Returns when no host has the lease.
   void wait_until_alone() const;
 
