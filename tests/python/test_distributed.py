@@ -17,7 +17,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -87,7 +86,12 @@ def test_alone_collectives_return_their_input() -> None:
     assert distributed.broadcast(2.5) == 2.5 and distributed.broadcast("text") == "text"
     assert distributed.broadcast(2**70) == distributed.all_reduce(2**70) == 2**70
     assert torch.equal(distributed.all_gather(7), torch.tensor([7]))
+    assert distributed.all_gather(torch.tensor(3.0)).tolist() == [3]
     assert distributed.broadcast("text", safe_mode=True) == "text"
+    assert distributed.broadcast({"a": 1}) == distributed.broadcast({"a": 1}, safe_mode=True) == {"a": 1}
+    assert [each.tolist() for each in distributed.all_gather_tensors_with_shapes(tensor, [[3]])] == [[0, 1, 2]]
+    assert distributed.all_reduce(tensor, group=distributed.new_group([])) is tensor
+    assert distributed.all_gather(tensor, group=[]) is tensor
     assert distributed.reduce_scatter(tensor) is tensor
     assert distributed.all_to_all(tensor) is tensor
     distributed.barrier()
@@ -101,17 +105,15 @@ def test_alone_collectives_return_their_input() -> None:
 @pytest.mark.parametrize(
     ("call", "kind", "message"),
     [
-        (lambda: distributed.initialize("xla-tpu"), "ConfigError", "available are: shm, gloo"),
         (lambda: distributed.initialize("shm", comm=None), "TypeError", "unexpected argument 'comm'"),
         (lambda: distributed.initialize("shm", timeout="1"), "ConfigError", "timedelta or a number of seconds"),
         (lambda: distributed.all_reduce(torch.ones(1), op="XOR"), "ConfigError", "there are: SUM, AVG, PRODUCT"),
         (lambda: distributed.all_reduce("text"), "TypeError", "a str cannot be reduced"),
         (lambda: distributed.broadcast(None), "TypeError", "only safe_mode=True can receive"),
         (lambda: distributed.broadcast(None, safe_mode=True), "UsageError", "rank 0, passed a NoneType"),
-        (lambda: distributed.new_group([0], color=1), "TypeError", "unexpected argument 'color'"),
+        (lambda: distributed.new_group(["a", "b"]), "ConfigError", "must be integers, not ['a', 'b']"),
         (lambda: distributed.all_reduce(torch.ones(1), group="all"), "UsageError", "this is a str"),
         (lambda: distributed.spawn("horovod", print, ()), "ConfigError", "available are: shm, gloo"),
-        (lambda: distributed.spawn("shm", print, (), hosts=2), "TypeError", "unexpected argument 'hosts'"),
         (lambda: distributed.spawn("shm", 3, ()), "UsageError", "cannot be called"),
         (lambda: distributed.spawn("shm", print, (), nnodes="2"), "ConfigError", "nnodes is '2'; it must be"),
     ],
@@ -193,12 +195,6 @@ def test_a_lambda_and_a_local_class_get_into_executed_processes() -> None:
 
     box = Box()
     assert ranks(lambda rank: box.value + rank, method="forkserver") == [4, 5]
-
-
-def test_arguments_beyond_a_message_get_there() -> None:
-    tensor = torch.zeros(20 * 1024 * 1024)
-    tensor[-1] = 7
-    assert ranks(lambda rank, t: float(t[-1]) + rank, tensor, method="forkserver") == [7.0, 8.0]
 
 
 def _collectives(rank: int) -> dict[str, Any]:
@@ -285,28 +281,16 @@ def test_collectives_of_three_ranks(backend: str) -> None:
         assert found["group members"] == ([0, 2], [0, -1, 1][rank], 2, False)
 
 
-def _gradient(rank: int) -> torch.Tensor:
+def _gradients(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
     source = torch.arange(4.0, requires_grad=True)
-    exchanged = distributed.all_to_all(source)
-    (exchanged * (rank + 1)).sum().backward()
-    assert source.grad is not None
-    return source.grad
-
-
-def test_gradients_of_all_to_all_take_the_way_back() -> None:
-    check_gradients(ranks(_gradient))
-
-
-def _second_gradient(rank: int) -> torch.Tensor:
-    source = torch.arange(4.0, requires_grad=True)
-    (first,) = torch.autograd.grad((distributed.all_to_all(source) ** 3).sum(), source, create_graph=True)
+    loss = (rank + 1) * (distributed.all_to_all(source) ** 2).sum()
+    (first,) = torch.autograd.grad(loss, source, create_graph=True)
     (second,) = torch.autograd.grad(first.sum(), source)
-    return second
+    return first.detach(), second
 
 
-def test_gradients_of_all_to_all_have_gradients() -> None:
-    for gradient in ranks(_second_gradient):
-        torch.testing.assert_close(gradient, 6 * torch.arange(4.0))
+def test_gradients_of_all_to_all_take_the_way_back_and_have_gradients() -> None:
+    check_gradients(ranks(_gradients))
 
 
 WHOLE = "uint8 int8 uint16 int16 uint32 int32 uint64 int64"
@@ -336,58 +320,21 @@ def _every_form(rank: int) -> None:
     leaf = torch.ones(2, requires_grad=True)
     for result in (d.all_reduce(leaf), d.all_gather(leaf), d.broadcast(leaf), d.reduce_scatter(leaf)):
         assert not result.requires_grad
+    assert d.all_gather(torch.tensor(5.0), group=[rank]).tolist() == [5], "alone in a group, a 0-d one is one element"
 
 
 def test_tensors_of_every_dtype_and_form() -> None:
     ranks(_every_form)
 
 
-def _refused(rank: int) -> list[tuple[str, str]]:
-    d = distributed
-    quantized = torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8)
-    return [
-        error_of(lambda: d.all_gather(quantized)),
-        error_of(lambda: d.all_reduce(torch.eye(2).to_sparse())),
-        error_of(lambda: d.reduce_scatter(torch.nested.nested_tensor([torch.ones(1)]))),
-        error_of(lambda: d.all_to_all(torch.ones(2, device="meta"))),
-        error_of(lambda: d.broadcast(torch.ones(2).to(torch.float8_e4m3fn))),
-        error_of(lambda: d.reduce_scatter([1, 2])),  # type: ignore[arg-type]
-    ]
-
-
-def test_what_is_no_dense_tensor_of_the_host_is_refused_by_name() -> None:
-    for errors in ranks(_refused):
-        assert [kind for kind, _ in errors] == ["UsageError"] * 5 + ["TypeError"]
-        texts = [text for _, text in errors]
-        assert texts[0].startswith("all_gather: quantized tensors (torch.qint8) are not supported")
-        assert texts[1].startswith("all_reduce: tensors of layout torch.sparse_coo are not supported")
-        assert texts[2].startswith("reduce_scatter: nested tensors are not supported")
-        assert texts[3] == "all_to_all: the tensor is on meta, but the collectives of this context are on cpu and cuda"
-        assert texts[4] == "tensors of dtype float8_e4m3fn are not supported in collectives"
-        assert texts[5].startswith("reduce_scatter: a list")
-
-
 ERRORS: dict[str, tuple[Any, str, list[str]]] = {
-    "shapes": (lambda d, rank: d.all_gather(torch.ones(2 + rank)), "CollectiveError", ["2", "3"]),
     "kinds": (
         lambda d, rank: d.all_gather("text" if rank == 0 else [1]),
         "CollectiveError",
         ["was expected", "a string", "an object"],
     ),
-    "dtypes": (
-        lambda d, rank: d.all_reduce(torch.ones(1, dtype=[torch.float32, torch.int64][rank])),
-        "CollectiveError",
-        ["float32", "int64"],
-    ),
+    "list": (lambda d, rank: d.reduce_scatter([1, 2]), "TypeError", ["reduce_scatter: a list"]),
     "source": (lambda d, rank: d.broadcast(1, src=2), "UsageError", ["no rank 2 in a world of 2"]),
-    "nothing": (
-        lambda d, rank: d.broadcast(None, src=1, safe_mode=True),
-        "UsageError",
-        ["rank 1, passed a NoneType"],
-    ),
-    "twice": (lambda d, rank: d.initialize("shm"), "UsageError", ["there is a context already: accelmgr-dist shm"]),
-    "empty group": (lambda d, rank: d.new_group([]), "ConfigError", ["at least one rank"]),
-    "op": (lambda d, rank: d.all_reduce(torch.ones(2), "AND"), "UsageError", ["AND"]),
     "number kinds": (lambda d, rank: d.broadcast(1 if rank == 0 else 0.5), "CollectiveError", ["broadcast"]),
     "number and text": (lambda d, rank: d.broadcast(1 if rank == 0 else "1"), "CollectiveError", ["broadcast"]),
     "number and object": (
@@ -450,25 +397,6 @@ def _check_whole_numbers(all_found: list[dict[str, Any]]) -> None:
 
 def test_whole_numbers_are_exact_or_fail_on_every_rank() -> None:
     _check_whole_numbers(ranks(_whole_numbers))
-
-
-def _late(rank: int) -> tuple[str, str, list[int]]:
-    if rank == 1:
-        signal.pause()
-    with pytest.raises(accelmgr.CollectiveError) as caught:
-        distributed.barrier()
-    return caught.value.cause, str(caught.value), caught.value.ranks
-
-
-def test_a_collective_that_one_does_not_come_to_ends_with_its_rank() -> None:
-    context = spawned(_late, timeout=5)
-    deadline = time.monotonic() + 60
-    while context.results[0] is None:
-        assert not context.join(0.1) and time.monotonic() < deadline
-    cause, message, missing = context.results[0]
-    context.terminate()
-    assert (cause, missing) == ("timeout", [1])
-    assert "1" in message
 
 
 def _show(rank: int, path: str) -> None:
@@ -563,16 +491,6 @@ def _wait_for(condition: Any, what: str, seconds: float = 240) -> None:
     while not condition():
         assert time.monotonic() < deadline, what
         os.sched_yield()
-
-
-def test_terminate_ends_all_of_them(tmp_path: Any) -> None:
-    context = spawned(_wait_for_ever, str(tmp_path))
-    _wait_for(lambda: len(list(tmp_path.iterdir())) == 2, "the ranks have begun")
-    assert not context.join(0.01)
-    context.terminate()
-    assert all(map(is_gone, context.pids()))
-    assert context.join()
-    assert context.results == [None, None]
 
 
 @pytest.mark.parametrize("method", START_METHODS)
@@ -725,16 +643,17 @@ def launched(function: Any, *args: Any, count: int) -> list[Any]:
     return context.results
 
 
-def check_gradients(found: list[torch.Tensor]) -> None:
-    for gradient in found:
-        torch.testing.assert_close(gradient, torch.tensor([1.0, 1.0, 2.0, 2.0]))
+def check_gradients(found: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    for first, second in found:
+        torch.testing.assert_close(second, torch.tensor([2.0, 2.0, 4.0, 4.0]))
+        torch.testing.assert_close(first, second * torch.arange(4.0))
 
 
 @pytest.mark.parametrize(
     ("function", "count", "check"),
     [
         (_collectives_of_torch, 3, _check_collectives),
-        (_gradient, 2, check_gradients),
+        (_gradients, 2, check_gradients),
         (_whole_numbers, 2, _check_whole_numbers),
     ],
 )
@@ -769,59 +688,6 @@ def test_the_environment_of_a_launcher_is_found_by_itself() -> None:
     assert launched(_by_environment, count=2) == [("accelmgr-dist", 3, 2, "serial"), ("accelmgr-dist", 4, 2, "serial")]
 
 
-def _by_hand(rank: int, path: str) -> tuple[Any, ...]:
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "ACCELMGR_WORLD_MEMORY"):
-        del os.environ[name]
-    distributed.sync()
-    assert distributed.model_name() == "serial"
-    distributed.initialize(
-        "shm", init_method=f"file://{path}/store", rank=rank, world_size=2, timeout=datetime.timedelta(seconds=60)
-    )
-    return distributed.get_rank(), distributed.get_local_rank(), distributed.all_gather(rank).tolist()
-
-
-def test_initialize_by_hand_at_a_file(tmp_path: Any) -> None:
-    assert launched(_by_hand, str(tmp_path), count=2) == [(0, 0, [0, 1]), (1, 1, [0, 1])]
-
-
-@pytest.fixture
-def port() -> Iterator[int]:
-    """A port that stays bound, so that only a server that sets SO_REUSEADDR can listen there."""
-    with socket.socket() as reserved:
-        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        reserved.bind(("127.0.0.1", 0))
-        yield reserved.getsockname()[1]
-
-
-def _at_an_address(rank: int, port: int) -> Any:
-    del os.environ["ACCELMGR_WORLD_MEMORY"]
-    distributed.sync()
-    for _ in range(2):
-        distributed.initialize("shm", init_method=f"tcp://127.0.0.1:{port}", timeout=60)
-        gathered = distributed.all_gather(rank)
-        distributed.barrier()
-        distributed.finalize()
-    return gathered.tolist()
-
-
-def test_initialize_at_an_address(port: int) -> None:
-    assert launched(_at_an_address, port, count=2) == [[0, 1]] * 2
-
-
-def _alone_at_an_address(index: int, rank: int, port: int) -> tuple[str, str]:
-    return error_of(
-        lambda: distributed.initialize("shm", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2, timeout=2)
-    )
-
-
-@pytest.mark.timing
-@pytest.mark.parametrize("rank", [0, 1])
-def test_an_address_to_which_one_does_not_come_is_named(rank: int, port: int) -> None:
-    ((kind, message),) = launched(_alone_at_an_address, rank, port, count=1)
-    assert kind == "CollectiveError"
-    assert f"rank {1 - rank}" in message and f"127.0.0.1:{port}" in message
-
-
 def _at_the_store_of_another_launcher(rank: int, port: int) -> Any:
     del os.environ["ACCELMGR_WORLD_MEMORY"]
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
@@ -839,29 +705,6 @@ def _at_the_store_of_another_launcher(rank: int, port: int) -> Any:
 def test_the_store_of_another_launcher_serves_both() -> None:
     store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, use_libuv=False)
     assert launched(_at_the_store_of_another_launcher, store.port, count=2) == [[0, 1, 0, 1]] * 2
-
-
-def _of_one_node(rank: int) -> Any:
-    return distributed.get_nnodes(), distributed.backend(), distributed.all_reduce(rank + 1)
-
-
-def _node(node_rank: int, port: int, method: str) -> Any:
-    options: dict[str, Any] = {"backend": "gloo", "nnodes": 2, "node_rank": node_rank, "master_port": port}
-    first = ranks(_of_one_node, count=1, method=method, **options)
-    distributed.spawn(fn=_of_one_node, args=(), start_method=method, **options)  # Its store is the first one's no more.
-    return first
-
-
-@pytest.mark.parametrize("method", START_METHODS)
-def test_nodes_meet_at_a_store_that_the_first_one_serves(port: int, method: str) -> None:
-    # Each node is a process, as if on its own host. The store lives as long as the first node.
-    nodes = [
-        distributed.spawn("shm", lambda rank, node=node: _node(node, port, method), (), start_method="fork", join=False)
-        for node in range(2)
-    ]
-    for node in nodes:
-        assert node is not None and node.join(100)
-        assert node.results == [[(2, "gloo", 2)]]
 
 
 # The end of a rank

@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from cuda_runners import LIBRARY
 from test_distributed import error_of, ranks
 
-from accelmgr import _native, distributed
+from accelmgr import distributed
 from accelmgr.compat import ml_mp
 from accelmgr.distributed import _devices
 
@@ -103,29 +102,6 @@ def test_tensors_on_gpus_go_through_host_memory_where_nccl_cannot_be_used(backen
     assert len(said) <= groups and bool(said) == (backend == "auto")
 
 
-def _said_once(rank: int) -> None:
-    gpus = on_gpus()
-    for _ in range(3):
-        distributed.all_reduce(gpus.mark(torch.ones(2)))
-
-
-def test_why_they_do_is_said_once(capfd: Any) -> None:
-    ranks(_said_once, backend="auto")
-    assert capfd.readouterr().err.count("through CPU memory") == 1
-
-
-def _without_nccl(rank: int) -> list[float]:
-    gpus = on_gpus()
-    _native.dist_use_device_libraries(str(LIBRARY), "/nowhere/libnccl.so.2")
-    reduced = distributed.all_reduce(gpus.mark(torch.ones(2)))
-    return reduced.tolist()  # type: ignore[union-attr]
-
-
-def test_a_rank_that_cannot_load_nccl_is_named_with_the_reason(capfd: Any) -> None:
-    assert ranks(_without_nccl, backend="auto") == [[2, 2]] * 2
-    assert "rank 0: NCCL cannot be used: /nowhere/libnccl.so.2" in capfd.readouterr().err
-
-
 def _groups(rank: int) -> None:
     gpus = on_gpus()
     for backend in ("shm", "gloo", None):
@@ -163,25 +139,6 @@ def _gradient(rank: int) -> list[float]:
 
 def test_gradients_of_all_to_all_take_the_way_back_from_gpus() -> None:
     assert ranks(_gradient, backend="shm") == [[1, 1], [10, 10]]
-
-
-def _mixed(rank: int) -> tuple[Any, ...]:
-    gpus = on_gpus()
-    tensor = torch.ones(2) if rank == 0 else gpus.mark(torch.ones(2))
-    mismatch = error_of(lambda: distributed.all_reduce(tensor))
-    shapes = error_of(lambda: distributed.broadcast(gpus.mark(torch.ones(2 + rank))))
-    return mismatch, shapes, distributed.all_reduce(gpus.mark(torch.ones(1))).tolist()
-
-
-def test_a_tensor_of_the_host_is_not_taken_for_one_of_a_gpu() -> None:
-    for mismatch, shapes, after in ranks(_mixed, backend="auto"):
-        assert mismatch[0] == shapes[0] == "CollectiveError"
-        assert (
-            "rank 0 called all_reduce SUM float32 [2]; rank 1 called all_reduce SUM float32 [2] on a device"
-            in (mismatch[1])
-        )
-        assert "rank 1 called broadcast from rank 0 float32 [3] on a device" in shapes[1]
-        assert after == [2]
 
 
 @pytest.mark.parametrize("call", ["initialize", "spawn", "launch"])

@@ -20,16 +20,6 @@ MISMATCHES: dict[str, tuple[Any, Any, list[str]]] = {
         lambda: distributed.all_reduce(2.5),
         ["member 0 called all_gather of objects", "member 1 called all_reduce SUM float64 []"],
     ),
-    "broadcast whole and float": (
-        lambda: distributed.broadcast(0),
-        lambda: distributed.broadcast(2.5),
-        ["member 1 called broadcast from rank 0 float64 []"],
-    ),
-    "dtypes": (
-        lambda: distributed.all_reduce(torch.ones(2)),
-        lambda: distributed.all_reduce(torch.ones(2, dtype=torch.int32)),
-        ["all_reduce SUM float32 [2]", "all_reduce SUM int32 [2]"],
-    ),
     "reductions": (
         lambda: distributed.all_reduce(torch.ones(2)),
         lambda: distributed.all_reduce(torch.ones(2), "MAX"),

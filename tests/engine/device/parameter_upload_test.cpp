@@ -61,7 +61,7 @@ TEST(ParameterUpload, SaysThatTheReplicaIsBuiltBeforeItRegistersPagesAndDoesWith
   rig.upload.reset();
   std::vector<std::byte*> targets;
   for (const auto& parameter : rig.parameters) targets.push_back(parameter.get());
-  rig.upload.emplace(rig.device, rig.manifest, rig.places, targets, rig.sink, rig.compute.get());
+  rig.upload.emplace(rig.device, rig.sink.binding(rig.manifest, rig.places), targets, rig.compute.get());
   EXPECT_EQ(built, 1);
   rig.begin(4);
   rig.micro_batch(0, true, true);

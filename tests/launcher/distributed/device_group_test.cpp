@@ -37,7 +37,7 @@ class DeviceGroups : public testing::Test {
 
 DeviceGroup::Options options() {
   return {.libraries = {.runtime = FakeCuda::runtime, .nccl = FakeNccl::table},
-          .host_memory_because = "",
+          .cpu_memory_because = "",
           .timeout_s = collective::test::long_s};
 }
 
