@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
-from differential import Case, noise, scalar_of
+from differential import noise, scalar_of
 from torch import nn
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
@@ -84,15 +83,18 @@ class Parts(nn.Module):
         return scalar_of(noise(index, 3, SIDE) @ self.query @ self.key)
 
 
-class Empty(Feature):
-    """One layer has no outputs, and so an empty weight."""
+class Empty(nn.Module):
+    """Parameters without elements, which lie where others begin: of several shapes, some unused."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.nothing = nn.Linear(SIDE, 0)
+        self.empty = nn.ParameterList(torch.empty(shape) for shape in [(0,), (0, 3), (3, 0), (2, 0, 3)] * 4)
+        self.nothing, self.last = nn.Linear(SIDE, 0), nn.Linear(SIDE, SIDE)
 
-    def hidden(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.cat([super().hidden(x), self.nothing(x)], dim=-1)
+    def forward(self, index: int) -> torch.Tensor:
+        x = noise(index, 3, SIDE)
+        used = sum(empty.sum() for empty in self.empty[: 4 * (index % 3)])
+        return scalar_of(torch.cat([self.last(x), self.nothing(x)], dim=-1)) + used
 
 
 class Checkpointed(Feature):
@@ -136,7 +138,7 @@ class HooksOnParameters(Feature):
     def __init__(self) -> None:
         super().__init__()
         self.first.weight.register_hook(scaled)
-        self.second.weight.register_hook(lambda gradient: gradient.clamp(-0.5, 0.5))
+        self.second.weight.register_hook(lambda gradient: gradient.clamp(-0.5, 0.5).t().contiguous().t())
         self.second.bias.register_post_accumulate_grad_hook(scale_afterwards)
 
 
@@ -255,18 +257,10 @@ PARAMETRIZATIONS = {
 }
 
 
-def recurrent(kind: type[nn.RNNBase], *args: int, **kwargs: Any) -> Case:
-    return Case(kind(*args, **kwargs), (noise(0, 5, 2, args[0]).requires_grad_(),), {})
-
-
 def features() -> dict[str, nn.Module]:
     """The features that can be pickled."""
     torch.manual_seed(4)
     return {
-        "lstm": recurrent(nn.LSTM, 128, 128),
-        "gru": recurrent(nn.GRU, 128, 128),
-        "rnn": recurrent(nn.RNN, 128, 128, 2),
-        "bidirectional": recurrent(nn.LSTM, 128, 128, bidirectional=True),
         "lora": LoRA(),
         "adapter": Adapter(),
         "tied_by_name": TiedByName(),

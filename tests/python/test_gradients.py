@@ -9,7 +9,7 @@ import pytest
 import torch
 from oracle import Oracle, assert_equal
 from torch import nn
-from vectors import Doubles, Vectors, vectors
+from vectors import Vectors, vectors
 
 import accelmgr
 
@@ -46,15 +46,6 @@ def test_a_step_adds_one_mean_gradient_and_steps_accumulate(zeroed):
         assert_equal(manager.get_aggregated_gradients(), oracle.gradients())
     manager.zero_grad()
     assert not any(gradient.any() for gradient in manager.get_aggregated_gradients())
-
-
-def test_without_accumulation_gradients_are_overwritten(zeroed):
-    manager, oracle = zeroed
-    for _ in range(2):
-        manager.step(accumulate=False)
-        oracle.zero_grad()
-        oracle.step()
-        assert_equal(manager.get_aggregated_gradients(), oracle.gradients())
 
 
 def test_numbers_beside_the_loss_arrive_averaged_like_it(zeroed):
@@ -131,13 +122,6 @@ def test_parameters_that_do_not_fit_change_nothing(zeroed, spoil, message):
     assert_equal(manager.model.parameters(), before)
 
 
-def test_state_dict_is_readable_between_steps(zeroed):
-    manager, _ = zeroed
-    state = manager.state_dict()
-    assert set(state) == {"first.weight", "first.bias", "second.weight", "second.bias"}
-    assert_equal([state[name] for name, _ in manager.model.named_parameters()], manager.model.parameters())
-
-
 class Draws(nn.Module):
     """Returns numbers that it draws from the generators of torch, Python and numpy."""
 
@@ -212,46 +196,6 @@ def test_tied_frozen_and_unused_parameters_and_buffers():
         assert torch.equal(state["head.weight"], state["embed.weight"]) and "norm.running_mean" in state
 
 
-def test_unlike_batches_weigh_alike_over_many_runners():
-    torch.manual_seed(3)
-    model = Net().double()
-    shape = {"nprocs": 3, "batch_size_per_device": 1, "grad_accumulation_steps": 3}
-    oracle = Oracle(model, Doubles(), **shape)
-    with accelmgr.Manager(model, Doubles(), **shape) as manager:
-        loss, samples = manager.step()
-        assert loss == pytest.approx(oracle.step(), rel=1e-12)
-        assert samples == 9
-        for one, other in zip(manager.get_aggregated_gradients(), oracle.gradients(), strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-14)
-
-
-class WithEmpty(nn.Module):
-    """A parameter without elements lies where another one begins: here the bias, which comes first in the model."""
-
-    def __init__(self, shape, uses_it):
-        super().__init__()
-        self.bias = nn.Parameter(torch.randn(2))
-        self.empty = nn.ParameterList(torch.empty(shape) for _ in range(20))
-        self.head = nn.Linear(4, 2)
-        self.uses_it = uses_it
-
-    def forward(self, x, y):
-        loss = nn.functional.mse_loss(self.head(x) + self.bias, y)
-        return loss + sum(empty.sum() for empty in self.empty) if self.uses_it else loss
-
-
-@pytest.mark.parametrize("uses_it", [False, True])
-@pytest.mark.parametrize("shape", [(0,), (0, 3), (3, 0), (2, 0, 3)], ids=str)
-def test_a_parameter_without_elements_takes_no_gradient_from_its_neighbours(shape, uses_it):
-    torch.manual_seed(5)
-    model = WithEmpty(shape, uses_it)
-    oracle = Oracle(model, vectors(4), **SHAPE)
-    with accelmgr.Manager(model, Vectors(), **SHAPE) as manager:
-        manager.step()
-        oracle.step()
-        assert_equal(manager.get_aggregated_gradients(), oracle.gradients())
-
-
 def test_after_zeroing_a_gradient_of_minus_zero_keeps_its_sign():
     class Scaled(nn.Module):
         def __init__(self):
@@ -273,26 +217,3 @@ def test_after_zeroing_a_gradient_of_minus_zero_keeps_its_sign():
         optimizer.zero_grad(set_to_none=False)
         manager.step()
         assert model.weight.grad.signbit().tolist() == [False, False]  # 0.0 + -0.0, as in plain PyTorch.
-
-
-class Rows(nn.Module):
-    """Its gradients are copied before they are handed over: one is sparse, one has another order than its parameter."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(3)
-        self.table, self.square = nn.Embedding(9, 5, sparse=True), nn.Parameter(torch.randn(6, 5))
-        self.square.register_hook(lambda gradient: gradient.t().contiguous().t())
-
-    def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        return (self.table(rows) @ self.square.t()).square().mean()
-
-
-def test_gradients_that_are_copied_before_they_are_read():
-    model, plain = Rows(), Rows()
-    rows = torch.tensor([8, 3, 3, 0])
-    plain(rows).backward()
-    with accelmgr.Manager(model, rows.unbind(), nprocs=1, batch_size_per_device=4) as manager:
-        manager.step().raise_for_status()
-    assert_equal(model.table.weight.grad, plain.table.weight.grad.to_dense())
-    assert_equal(model.square.grad, plain.square.grad)
