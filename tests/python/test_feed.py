@@ -88,14 +88,6 @@ def nothing_is_left() -> Iterator[None]:
     wait_until(lambda: not feed_threads(), "the threads of feeds end")
 
 
-def test_a_generator_trains_like_its_elements_do() -> None:
-    with make(numbers()) as manager:
-        assert manager.model is not None
-        for step in range(10):
-            manager.step(accumulate=False).raise_for_status()
-            torch.testing.assert_close(manager.get_aggregated_gradients()[0], expected_gradient(step))
-
-
 def drawn(seed: int, draws_between: int) -> tuple[list[float], list[float]]:
     """What a generator draws, and the host beside it: everything that it evaluates between steps."""
     random.seed(seed)
@@ -159,27 +151,6 @@ def test_an_indexed_dataset_that_cannot_be_pickled_is_served_with_the_reason(cap
     assert "dataset.lock (_thread.lock) cannot be pickled" in caplog.text
 
 
-def test_the_end_of_a_generator_is_the_end_of_the_data() -> None:
-    with make(numbers(2 * STEP)) as manager:
-        assert len(list(manager.steps())) == 2
-        result = manager.step()
-        assert result.status == "data_end"
-        assert not result.error_type
-
-
-def test_an_exception_of_a_generator_arrives_with_its_traceback() -> None:
-    def failing() -> Iterator[Any]:
-        yield from numbers(STEP)
-        raise RuntimeError("the disk is gone")
-
-    with make(failing()) as manager:
-        manager.step().raise_for_status()
-        with pytest.raises(accelmgr.DataError, match="RuntimeError: the disk is gone") as raised:
-            _loss, _samples = manager.step()
-    assert "in failing" in str(raised.value)
-    assert 'raise RuntimeError("the disk is gone")' in str(raised.value)
-
-
 def test_an_exception_before_the_first_element_ends_the_start() -> None:
     def failing() -> Iterator[Any]:
         raise RuntimeError("no such table")
@@ -187,41 +158,6 @@ def test_an_exception_before_the_first_element_ends_the_start() -> None:
 
     with pytest.raises(accelmgr.DataError, match="no such table"):
         make(failing())
-
-
-def test_elements_that_are_no_tensors_reach_the_collate_fn() -> None:
-    def collate(elements: list[Any]) -> dict[str, torch.Tensor]:
-        return {"x": torch.stack([element["tensor"] * len(element["text"]) for element in elements])}
-
-    def texts() -> Iterator[Any]:
-        for number in range(STEP):
-            yield {"tensor": element(number)["x"], "text": "ab"}
-
-    with make(texts(), collate_fn=collate) as manager:
-        manager.step().raise_for_status()
-        torch.testing.assert_close(manager.get_aggregated_gradients()[0], 2 * expected_gradient(0))
-
-
-def test_a_step_without_data_ends_at_its_deadline_and_says_so() -> None:
-    go_on = threading.Event()
-
-    def slow() -> Iterator[Any]:
-        yield from numbers(STEP)
-        assert go_on.wait(PATIENCE_S)
-        yield from numbers()
-
-    with make(slow()) as manager:
-        manager.step().raise_for_status()
-
-        def lacks_data() -> bool:
-            """On a loaded machine the step may not begin in time. Then its error does not name the data."""
-            result = manager.step(timeout=1)
-            assert result.status == "timeout"
-            return "data" in result.error
-
-        wait_until(lacks_data, "a step ends for want of data")
-        go_on.set()
-        manager.step().raise_for_status()
 
 
 def test_a_generator_that_is_stuck_does_not_hold_up_stop() -> None:
@@ -252,8 +188,8 @@ def test_a_generator_is_read_no_further_than_the_session_holds() -> None:
     assert len(given) <= HELD + 30 * STEP
 
 
-@pytest.mark.parametrize("stuck", [False, True])
-def test_a_manager_that_takes_over_gets_the_same_elements(stuck: bool) -> None:
+@pytest.mark.parametrize(("steps_before", "stuck"), [(0, False), (4, False), (4, True)])
+def test_a_manager_that_takes_over_gets_the_same_elements(steps_before: int, stuck: bool) -> None:
     go_on = threading.Event()
 
     def elements() -> Iterator[Any]:
@@ -272,7 +208,7 @@ def test_a_manager_that_takes_over_gets_the_same_elements(stuck: bool) -> None:
             torch.testing.assert_close(manager.get_aggregated_gradients()[0], expected_gradient(step))
             return step + 1
 
-        while step < 4:
+        while step < steps_before:
             manager.step(accumulate=False).raise_for_status()
             step = check()
         if stuck:
@@ -287,19 +223,6 @@ def test_a_manager_that_takes_over_gets_the_same_elements(stuck: bool) -> None:
         for _ in range(8):
             manager.step(accumulate=False).raise_for_status()
             step = check()
-
-
-def test_a_manager_killed_before_its_first_step_is_followed_by_one_with_the_same_elements() -> None:
-    with make(numbers()) as manager:
-        os.kill(manager.statistics().manager_pid, signal.SIGKILL)
-        step = 0
-        while result := manager.step(accumulate=False):
-            step += 1
-        assert result.status == "manager_lost"
-        step += result.counted  # Runners may have made the step although the manager had ended.
-        manager.recover()
-        manager.step(accumulate=False).raise_for_status()
-        torch.testing.assert_close(manager.get_aggregated_gradients()[0], expected_gradient(step))
 
 
 class Late:
@@ -434,20 +357,6 @@ def test_a_generator_without_elements_is_refused() -> None:
         Elements(feed.address, OPTIONS)
 
 
-def test_an_element_unlike_the_first_is_named() -> None:
-    def changing() -> Iterator[Any]:
-        yield from numbers(2)
-        yield {"x": torch.zeros(4)}
-
-    with feeding(changing()) as feed:
-        elements = Elements(feed.address, OPTIONS)
-        elements.next()
-        elements.next()
-        with pytest.raises(accelmgr.DataError, match=r"element 2 of the dataset is torch.float32 \[4\]"):
-            elements.next()
-        del elements
-
-
 def test_elements_that_were_consumed_are_only_counted() -> None:
     with feeding(numbers()) as feed:
         consumed = 0
@@ -467,20 +376,6 @@ def test_elements_that_were_consumed_are_only_counted() -> None:
         values = second.next()
         assert values is not None and torch.equal(values[0], element(90)["x"])
         del first, second
-
-
-def test_only_what_is_not_consumed_is_kept() -> None:
-    with feeding(numbers()) as feed, client_of(feed) as client:
-        consumed = 0
-        feed.follow(lambda: consumed)
-        example = client.example()
-        for number in range(1000):
-            assert client.get(number) == _feed.dumped(element(number))
-            consumed = max(0, number - 20)
-        assert feed.kept <= 20 + 2 * 16
-        assert client.get(990) == _feed.dumped(element(990))
-        assert client.get(3) == example
-        assert feed.read == 1000
 
 
 def test_a_source_that_is_restored_further_on_skips_what_lies_before() -> None:
