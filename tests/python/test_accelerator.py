@@ -153,24 +153,6 @@ def test_what_an_attempt_has_left_on_the_device_is_awaited_before_the_next(tmp_p
         assert result.ok and result.scalars["synchronized"] - before[1] == 2
 
 
-class Rooted(nn.Module):
-    """Its loss is finite, the gradient of one parameter is not."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight, self.offset = nn.Parameter(torch.ones(4)), nn.Parameter(torch.zeros(2))
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return (self.weight * x).sum() + self.offset.sqrt().sum()
-
-
-def test_a_gradient_that_is_not_finite_is_named():
-    with start(Rooted(), Vectors(), nprocs=1) as manager:
-        result = manager.step()
-        assert result.status == "nonfinite"
-        assert "offset" in result.error and "weight" not in result.error
-
-
 FAILURES = {
     "compute": lambda: RuntimeError("Fake error: the chip is gone"),
     "copy": lambda: getattr(torch, "AcceleratorError", torch.OutOfMemoryError)("the chip is gone"),

@@ -42,7 +42,6 @@ REFUSED = {
         accelmgr.ModelError,
         r"model.inner.guard \(_thread.lock\) cannot be pickled",
     ),
-    "no_batch": (lambda: nn.Linear(2, 2), {"batch_size_per_device": 0}, accelmgr.ConfigError, "batch_size_per_device"),
     "no_start_method": (lambda: nn.Linear(2, 2), {"start_method": "it"}, accelmgr.ConfigError, "start_method is 'it'"),
     "collate": (lambda: nn.Linear(2, 2), {"collate_fn": "stack"}, accelmgr.ConfigError, "collate_fn is a str"),
 }
@@ -57,21 +56,18 @@ def test_refused_before_anything_starts(case):
 
 
 class Returns(nn.Module):
-    """Returns an output that is no loss, or with "sparse" one that has a sparse gradient."""
+    """Returns an output that is no loss."""
 
-    def __init__(self, what):
+    def __init__(self):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(2))
-        self.table = nn.Embedding(4, 2, sparse=True) if what == "sparse" else None
 
     def forward(self, x):
-        if self.table is not None:
-            return self.table(torch.tensor([1])).mean() + (self.weight * x).mean()
         return self.weight * x
 
 
 def test_an_output_that_is_no_loss_is_the_error_of_the_step():
-    with accelmgr.Manager(Returns("vector"), Count(), nprocs=1, runners__threads=1, runners__on_loss="fail") as manager:
+    with accelmgr.Manager(Returns(), Count(), nprocs=1, runners__threads=1, runners__on_loss="fail") as manager:
         result = manager.step()
         assert (result.status, result.error_type, result.rank) == ("runner_lost", "ModelError", 0)
         with pytest.raises(accelmgr.ModelError, match=r"the loss is torch.float32 of shape \[1, 2\]; it must be one"):
@@ -85,21 +81,13 @@ def test_an_error_of_torch_says_what_forward_was_given():
         replica._forward({"input": torch.ones(2, 4)})
 
 
-def test_sparse_gradients_become_dense():
-    model = Returns("sparse")
-    with accelmgr.Manager(model, Count(), nprocs=1, runners__threads=1) as manager:
-        assert manager.step().ok
-        assert model.table.weight.grad.layout == torch.strided
-        assert model.table.weight.grad.tolist() == [[0, 0], [0.5, 0.5], [0, 0], [0, 0]]
-
-
 class NoRows:
     def __iter__(self):
         raise LookupError("the file has no rows")
 
 
 def test_the_model_of_a_manager_that_did_not_start_is_as_it_was():
-    model = Returns("vector")
+    model = Returns()
     with pytest.raises(accelmgr.DataError, match="LookupError: the file has no rows"):
         accelmgr.Manager(model, NoRows(), nprocs=1)
     assert "memfd:accelmgr" not in open("/proc/self/maps").read()

@@ -20,15 +20,6 @@ class Bigrams(torch.nn.Module):
         return torch.nn.functional.cross_entropy(self.table(input).flatten(0, 1), target.flatten())
 
 
-def losses_of(manager: accelmgr.Manager, optimizer: torch.optim.Optimizer, steps: int) -> list[float]:
-    losses = []
-    for result in manager.steps(steps):
-        losses.append(result.loss)
-        optimizer.step()
-        manager.zero_grad()
-    return losses
-
-
 def test_module_is_fed_by_the_source_of_text(tmp_path: pathlib.Path) -> None:
     """The default of model.kind cannot read text, but a module ignores model.kind."""
     text = tmp_path / "a, 'b' [c]"  # No character of the name may be taken for a separator.
@@ -43,23 +34,13 @@ def test_module_is_fed_by_the_source_of_text(tmp_path: pathlib.Path) -> None:
         step_timeout=60,
         runners__threads=1,
     ) as manager:
-        losses = losses_of(manager, torch.optim.SGD(model.parameters(), lr=50.0), 10)
+        optimizer, losses = torch.optim.SGD(model.parameters(), lr=50.0), []
+        for result in manager.steps(10):
+            losses.append(result.loss)
+            optimizer.step()
+            manager.zero_grad()
     assert losses[-1] < losses[0] / 2
     assert model.table.weight[ord("a")].argmax() == ord("b")
-
-
-def test_built_in_model_is_computed_by_the_program() -> None:
-    with accelmgr.Manager(
-        "mlp",
-        "synthetic",
-        model__mlp={"input_size": 8, "hidden_size": 16, "output_size": 4},
-        nprocs=2,
-        batch_size_per_device=16,
-        step_timeout=60,
-        runners__threads=1,
-    ) as manager:
-        losses = losses_of(manager, torch.optim.SGD(manager.parameters(), lr=0.5), 30)
-    assert losses[-1] < losses[0]
 
 
 def test_built_in_model_without_the_program_says_where_it_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:

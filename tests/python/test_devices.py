@@ -67,12 +67,6 @@ def test_auto_is_the_cpu_where_no_gpu_can_be_used_and_the_configuration_says_so(
     assert "the runners compute on the CPU, because no GPU can be used: " in capfd.readouterr().err
 
 
-def test_the_cpu_may_be_named(tmp_path):
-    with accelmgr.Manager(Told(tmp_path), Count(), nprocs=1, runners__threads=1, device=torch.device("cpu")) as manager:
-        assert manager.step().ok
-        assert '"runners.device": cpu' in manager.config
-
-
 PROGRAM = """\
 import accelmgr, torch
 
