@@ -83,20 +83,6 @@ class Parts(nn.Module):
         return scalar_of(noise(index, 3, SIDE) @ self.query @ self.key)
 
 
-class Empty(nn.Module):
-    """Parameters without elements, which lie where others begin: of several shapes, some unused."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.empty = nn.ParameterList(torch.empty(shape) for shape in [(0,), (0, 3), (3, 0), (2, 0, 3)] * 4)
-        self.nothing, self.last = nn.Linear(SIDE, 0), nn.Linear(SIDE, SIDE)
-
-    def forward(self, index: int) -> torch.Tensor:
-        x = noise(index, 3, SIDE)
-        used = sum(empty.sum() for empty in self.empty[: 4 * (index % 3)])
-        return scalar_of(torch.cat([self.last(x), self.nothing(x)], dim=-1)) + used
-
-
 class Checkpointed(Feature):
     def __init__(self, reentrant: bool) -> None:
         super().__init__()
@@ -273,5 +259,4 @@ def features() -> dict[str, nn.Module]:
         "unused": Unused(),
         "sparse": Sparse(),
         "lent": Lent(),
-        "empty": Empty(),
     }

@@ -196,6 +196,33 @@ def test_tied_frozen_and_unused_parameters_and_buffers():
         assert torch.equal(state["head.weight"], state["embed.weight"]) and "norm.running_mean" in state
 
 
+class WithEmpty(nn.Module):
+    """A parameter without elements lies where another one begins: here the bias, which comes first in the model."""
+
+    def __init__(self, shape, uses_it):
+        super().__init__()
+        self.bias = nn.Parameter(torch.randn(2))
+        self.empty = nn.ParameterList(torch.empty(shape) for _ in range(20))
+        self.head = nn.Linear(4, 2)
+        self.uses_it = uses_it
+
+    def forward(self, x, y):
+        loss = nn.functional.mse_loss(self.head(x) + self.bias, y)
+        return loss + sum(empty.sum() for empty in self.empty) if self.uses_it else loss
+
+
+@pytest.mark.parametrize("uses_it", [False, True])
+@pytest.mark.parametrize("shape", [(0,), (0, 3), (3, 0), (2, 0, 3)], ids=str)
+def test_a_parameter_without_elements_takes_no_gradient_from_its_neighbours(shape, uses_it):
+    torch.manual_seed(5)
+    model = WithEmpty(shape, uses_it)
+    oracle = Oracle(model, vectors(4), **SHAPE)
+    with accelmgr.Manager(model, Vectors(), **SHAPE) as manager:
+        manager.step()
+        oracle.step()
+        assert_equal(manager.get_aggregated_gradients(), oracle.gradients())
+
+
 def test_after_zeroing_a_gradient_of_minus_zero_keeps_its_sign():
     class Scaled(nn.Module):
         def __init__(self):
