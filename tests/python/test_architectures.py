@@ -16,7 +16,7 @@ if not transformers.is_torch_available():
     _reason = f"transformers {transformers.__version__} does not take torch {torch.__version__}"
     pytest.skip(_reason, allow_module_level=True)
 
-from architectures import KINDS, TEXT, architectures, build  # noqa: E402
+from architectures import TEXT, architectures, build  # noqa: E402
 from differential import Bundle, Shape, bundle_of, compare  # noqa: E402
 
 if importlib.util.find_spec("peft"):
@@ -42,17 +42,6 @@ def test_some_of_each_kind_with_three_runners_of_a_manager_that_is_a_fork(bundle
     cases = list(bundle.cases.items())
     kept = {name: case for i, (name, case) in enumerate(cases) if i % 5 == 0 or is_parametrized(case)}
     compare(Bundle(kept), shape=Shape(runners=3), start_method="fork", accumulate=(True, False), step_timeout=100)
-
-
-def make_wav2vec2() -> nn.Module:
-    _, common, own = KINDS["audio"]
-    return build("wav2vec2", "audio", {**common, **own["wav2vec2"]})
-
-
-@pytest.mark.parametrize("factory", [True, False])
-def test_one_with_a_parametrization_may_be_made_by_a_factory(factory):
-    assert is_parametrized(make_wav2vec2())
-    compare(make_wav2vec2, shape=Shape(runners=2), factory=factory, accumulate=(True, False))
 
 
 def test_albert_as_hivemind_s_example_trains_it():

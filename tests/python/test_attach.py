@@ -17,28 +17,10 @@ from services import CONFIGURATION, Service
 import accelmgr
 
 
-def test_trains_the_model_of_a_service(service: Service) -> None:
-    with accelmgr.attach(service.socket, name="trainer") as manager:
-        optimizer = torch.optim.SGD(manager.parameters(), lr=0.1)
-        before = [parameter.detach().clone() for parameter in manager.parameters()]
-        for result in manager.steps(3):
-            assert result.samples == 8
-            with manager.writing():
-                optimizer.step()
-            manager.zero_grad()
-        assert any(not torch.equal(a, b) for a, b in zip(before, manager.parameters(), strict=True))
-        assert manager.statistics().steps == 3
-        trained = manager.state_dict()
-    assert manager.unfinished == ""
-    with accelmgr.attach(service.socket) as manager:
-        assert all(torch.equal(value, trained[name]) for name, value in manager.named_parameters())
-    assert service.stop() == 0
-
-
 def trained(service: Service, steps: list[int]) -> dict[str, torch.Tensor]:
     """The parameters after hosts have made so many steps each, with one optimizer that they hand on."""
     for count in steps:
-        with accelmgr.attach(service.socket) as manager:
+        with accelmgr.attach(service.socket, name="trainer") as manager:
             optimizer = torch.optim.AdamW(manager.parameters(), lr=0.1)
             extra = manager.restore(optimizer)
             assert extra == (None if manager.statistics().steps == 0 else {"host": "before"})

@@ -17,7 +17,6 @@ from torch import nn
 import accelmgr
 
 ONE: dict[str, Any] = {"nprocs": 1, "batch_size_per_device": SIZE, "runners__threads": 1}
-STARTS_AGAIN = "starts again"
 
 
 class Recurrent(nn.Module):
@@ -265,20 +264,16 @@ def test_a_memory_of_the_last_batch_may_change_its_shape_and_its_loss_is_told(ca
     assert "without what that had in attribute 'last'" in caplog.text
 
 
-def test_what_is_too_large_is_not_kept_and_the_manager_starts_once(caplog):
+@pytest.mark.parametrize(
+    "make", [lambda: Cached(large=True), lambda: nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 1))]
+)
+def test_a_model_of_which_nothing_is_to_be_kept_starts_once(caplog, make):
+    """What the first one leaves behind is too large."""
     caplog.set_level(logging.INFO, "accelmgr")
-    with accelmgr.Manager(Cached(large=True), DATA, **ONE) as manager:
+    with accelmgr.Manager(make(), DATA, loss=lambda outputs, batch: outputs.mean(), **ONE) as manager:
         assert manager.step().ok
         assert "last" not in manager.buffers()
-    assert STARTS_AGAIN not in caplog.text
-
-
-def test_a_model_that_leaves_nothing_behind_starts_once(caplog):
-    caplog.set_level(logging.INFO, "accelmgr")
-    model = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 1))
-    with accelmgr.Manager(model, DATA, loss=lambda outputs, batch: outputs.mean(), **ONE) as manager:
-        assert manager.step().ok
-    assert STARTS_AGAIN not in caplog.text
+    assert "starts again" not in caplog.text
 
 
 class Deeper(nn.Module):

@@ -24,14 +24,9 @@ BATCH = 4
 ONE = {"nprocs": 1, "batch_size_per_device": BATCH, "runners__threads": 1}
 
 
-class Rows:
-    """Random rows with a target that a small network can learn."""
-
-    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        generator = torch.Generator().manual_seed(3)
-        while True:
-            row = torch.randn(8, generator=generator)
-            yield row, row.sin().sum(0, keepdim=True)
+ROWS = [
+    (row, row.sin().sum(0, keepdim=True)) for row in torch.randn(200, 8, generator=torch.Generator().manual_seed(3))
+]
 
 
 class Network(nn.Module):
@@ -86,10 +81,10 @@ def assert_same(model: nn.Module, expected: list[torch.Tensor]) -> None:
 @pytest.mark.parametrize("autocast", ["bf16", "fp16"])
 def test_gradients_are_those_of_torchs_own_autocast(autocast: str) -> None:
     model = network()
-    plain, steps = copy.deepcopy(model), batches(Rows())
+    plain, steps = copy.deepcopy(model), batches(ROWS)
     scale = 1024.0 if autocast == "fp16" else 1.0
     settings = {"runners__autocast": autocast, "runners__loss_scale": {"initial": 1024, "growth_steps": 0}}
-    with accelmgr.Manager(model, Rows(), **ONE, **settings) as manager:
+    with accelmgr.Manager(model, ROWS, **ONE, **settings) as manager:
         for _ in range(3):
             result = manager.step(accumulate=False)
             loss, expected = gradients(plain, next(steps), DTYPES[autocast], scale)
@@ -111,49 +106,13 @@ def test_a_transformer_in_float16_has_the_gradients_of_torchs_own_autocast() -> 
             assert_same(model, expected)
 
 
-def trained(autocast: str) -> list[float]:
-    model = network()
-    with accelmgr.Manager(model, Rows(), **{**ONE, "nprocs": 2}, runners__autocast=autocast) as manager:
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-        losses = []
-        for result in manager.steps(200):
-            losses.append(result.loss)
-            optimizer.step()
-            manager.zero_grad()
-    return losses
-
-
-def test_the_loss_of_a_network_falls_in_float16_as_in_float32() -> None:
-    half, full = trained("fp16"), trained("off")
-    first, last, last_of_full = sum(half[:20]) / 20, sum(half[-20:]) / 20, sum(full[-20:]) / 20
-    assert half != full
-    assert last < 0.3 * first
-    assert last == pytest.approx(last_of_full, rel=0.1)
-
-
-def test_gradients_that_float16_rounds_to_zero_are_kept_by_the_scale() -> None:
-    def gradient(**settings: Any) -> torch.Tensor:
-        model = network(gain=1e-7)
-        with accelmgr.Manager(model, Rows(), **ONE, **settings) as manager:
-            manager.step().raise_for_status()
-            assert model.layers[0].weight.grad is not None
-            return model.layers[0].weight.grad.clone()
-
-    without = {"runners__loss_scale__initial": 1, "runners__loss_scale__growth_steps": 0}
-    assert not gradient(runners__autocast="fp16", **without).any()
-    full = gradient()
-    assert (gradient(runners__autocast="fp16") - full).norm() < 0.05 * full.norm()
-
-
 def test_the_scale_is_that_of_gradscaler_and_no_batch_is_left_out() -> None:
     model = network(gain=300.0)
-    plain, steps = copy.deepcopy(model), batches(Rows())
+    plain, steps = copy.deepcopy(model), batches(ROWS)
     scaler = torch.amp.GradScaler("cpu", growth_interval=3)
     idle = torch.optim.SGD(plain.parameters(), lr=0.0)
     lowered = 0
-    with accelmgr.Manager(
-        model, Rows(), **ONE, runners__autocast="fp16", runners__loss_scale__growth_steps=3
-    ) as manager:
+    with accelmgr.Manager(model, ROWS, **ONE, runners__autocast="fp16", runners__loss_scale__growth_steps=3) as manager:
         for _ in range(12):
             result = manager.step(accumulate=False)
             step, tries, scale = next(steps), 0, 0.0
@@ -183,4 +142,4 @@ def test_a_device_without_the_dtype_is_refused_in_words() -> None:
     with pytest.raises(accelmgr.ConfigError, match=r"runners.autocast is fp16, but torch .* in torch.float16 on meta"):
         check_autocast("fp16", torch.device("meta"))
     with pytest.raises(accelmgr.ConfigError, match=r"loss_scale.initial is 1000; it must be a power of two"):
-        accelmgr.Manager(network(), Rows(), **ONE, runners__loss_scale__initial=1000)
+        accelmgr.Manager(network(), ROWS, **ONE, runners__loss_scale__initial=1000)

@@ -23,10 +23,7 @@ class Net(nn.Module):
         return (self.weight * x).sum()
 
 
-class Ones:
-    def __iter__(self):
-        while True:
-            yield torch.ones(3000)
+ONES = [torch.ones(3000)] * 100
 
 
 def in_child(function):
@@ -68,7 +65,7 @@ OPTIONS = {"nprocs": 2, "batch_size_per_device": 1, "runners__threads": 1}
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_what_a_child_computes_and_writes_is_its_own(method):
     model = Net()
-    with accelmgr.Manager(model, Ones(), start_method=method, **OPTIONS) as manager:
+    with accelmgr.Manager(model, ONES, start_method=method, **OPTIONS) as manager:
         manager.step()
         for _ in range(2):
             assert trained_in_child(model) == (3000 * 3.0, 3000 * -9.0)
@@ -81,7 +78,7 @@ def test_what_a_child_computes_and_writes_is_its_own(method):
 
 def test_processes_of_a_manager_that_are_forked_later_work_on_the_session():
     model = Net()
-    with accelmgr.Manager(model, Ones(), start_method="fork", **OPTIONS) as manager:
+    with accelmgr.Manager(model, ONES, start_method="fork", **OPTIONS) as manager:
         manager.step()
         with torch.no_grad():
             model.weight.mul_(3.0)
@@ -97,7 +94,7 @@ def test_processes_of_a_manager_that_are_forked_later_work_on_the_session():
 def test_what_the_script_shares_with_its_children_stays_shared():
     model, total = Net(), torch.zeros(1).share_memory_()
     model.share_memory()
-    with accelmgr.Manager(model, Ones(), start_method="fork", **OPTIONS) as manager:
+    with accelmgr.Manager(model, ONES, start_method="fork", **OPTIONS) as manager:
 
         def count():
             total.add_(1)
@@ -114,7 +111,7 @@ def test_two_threads_fork_at_once(monkeypatch):
     monkeypatch.setitem(waits_before_forks, os.getpid(), threading.Barrier(2, timeout=20))
 
     def loss(_):
-        with accelmgr.Manager(Net(), Ones(), start_method="fork", **OPTIONS) as manager:
+        with accelmgr.Manager(Net(), ONES, start_method="fork", **OPTIONS) as manager:
             return manager.step().loss
 
     with ThreadPoolExecutor() as pool:
