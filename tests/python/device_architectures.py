@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -37,23 +37,6 @@ class Many(nn.Module):
         return {"loss": torch.stack(list(losses.values())).sum()} | losses
 
 
-class Elements:
-    """Inputs of all models, for ever."""
-
-    def __init__(self, kinds: dict[str, str]) -> None:
-        self._kinds = kinds
-
-    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
-        index = 0
-        while True:
-            yield {
-                f"{name}/{key}": value[0]
-                for name, kind in self._kinds.items()
-                for key, value in inputs_of(name, kind, index).items()
-            }
-            index += 1
-
-
 def check_ten_architectures(start: Callable[..., accelmgr.Manager], steps: int = 2, **options: int) -> None:
     kinds = {name: kind for kind, names in ARCHITECTURES.items() for name in names}
     models = {}
@@ -62,8 +45,16 @@ def check_ten_architectures(start: Callable[..., accelmgr.Manager], steps: int =
         models[name] = build(name, kind, {**common, **own[name]}).model
     model = Many(models)
     shape = {"nprocs": 2, "batch_size_per_device": 2, **options}
-    oracle = Oracle(model, Elements(kinds), **shape)
-    with start(model, Elements(kinds), **shape) as manager:
+    elements = [
+        {
+            f"{name}/{key}": value[0]
+            for name, kind in kinds.items()
+            for key, value in inputs_of(name, kind, index).items()
+        }
+        for index in range(100)
+    ]
+    oracle = Oracle(model, elements, **shape)
+    with start(model, elements, **shape) as manager:
         for _ in range(steps):
             result = manager.step(accumulate=False)
             result.raise_for_status()
