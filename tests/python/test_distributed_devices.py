@@ -128,19 +128,6 @@ def test_each_kind_of_parallel_groups_has_a_backend_of_its_own(kind: str, capfd:
     assert capfd.readouterr().err.count("through CPU memory") == int(asks_for_nccl)
 
 
-def _gradient(rank: int) -> list[float]:
-    gpus = on_gpus()
-    tensor = gpus.mark(torch.tensor([1.0, 2.0])).requires_grad_()
-    _devices.devices.has = lambda _: True  # type: ignore[method-assign]  # Autograd's tensors are new ones.
-    (distributed.all_to_all(tensor) * torch.tensor([1.0, 10.0])).sum().backward()
-    assert tensor.grad is not None
-    return tensor.grad.tolist()
-
-
-def test_gradients_of_all_to_all_take_the_way_back_from_gpus() -> None:
-    assert ranks(_gradient, backend="shm") == [[1, 1], [10, 10]]
-
-
 @pytest.mark.parametrize("call", ["initialize", "spawn", "launch"])
 def test_nccl_without_gpus_says_what_is_missing_and_what_to_use(call: str) -> None:
     from accelmgr.compat import paddle_spawn

@@ -12,7 +12,6 @@ import os
 import pathlib
 import pickle
 import random
-import signal
 import sqlite3
 import threading
 import weakref
@@ -432,18 +431,6 @@ def test_a_dataset_that_is_bound_to_its_thread_is_read_there(base):
     for dataset in (tables, (torch.tensor([x]) for (x,) in cursor)):
         with accelmgr.Manager(Seen(), dataset, nprocs=1, batch_size_per_device=1, runners__threads=1) as manager:
             assert [result.scalars["x"] for result in manager.steps()] == [float(i) for i in range(8)]
-
-
-def test_a_stream_goes_on_after_the_manager_was_killed():
-    with accelmgr.Manager(Seen(), Shuffled(), nprocs=1, batch_size_per_device=1, runners__threads=1) as manager:
-
-        def number() -> int:
-            return int(manager.step().scalars["x"] * 2)
-
-        before = [number() for _ in range(3)]
-        os.kill(manager.statistics().manager_pid, signal.SIGKILL)
-        manager.recover()
-        assert len(before + [number() for _ in range(7)]) == 10
 
 
 def collate(rows: list[Row]) -> dict[str, torch.Tensor]:
