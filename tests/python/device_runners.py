@@ -273,12 +273,7 @@ class Normalized(Counted):
         return {"loss": (self.layers(x) * self.table[1]).square().mean()} | self.counts()
 
 
-class Images:
-    def __len__(self) -> int:
-        return 10_000
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.randn(1, 4, 4, generator=torch.Generator().manual_seed(index))
+IMAGES = torch.randn(1000, 1, 4, 4, generator=torch.Generator().manual_seed(0)).unbind()
 
 
 def check_buffers(start: Start, micro_batches: int, steps: int, **options: Any) -> None:
@@ -286,8 +281,8 @@ def check_buffers(start: Start, micro_batches: int, steps: int, **options: Any) 
     torch.manual_seed(3)
     model = Normalized()
     shape = {"nprocs": 1, "batch_size_per_device": 5, "grad_accumulation_steps": micro_batches}
-    oracle = Oracle(model, (Images()[i] for i in range(1000)), **shape)
-    with start(model, Images(), **shape, **options) as manager:
+    oracle = Oracle(model, iter(IMAGES), **shape)
+    with start(model, IMAGES, **shape, **options) as manager:
         for step in range(steps):
             if step == steps - 2:
                 for each in (model, oracle.model):

@@ -13,9 +13,9 @@ import torch
 from cuda_runners import GPU, ILLEGAL_ADDRESS, LIBRARY, FakeCuda, on_the_fake, start, train
 from device_architectures import ARCHITECTURES, check_ten_architectures
 from device_runners import (
+    IMAGES,
     Dropping,
     Encoder,
-    Images,
     Normalized,
     Switched,
     Vectors,
@@ -31,7 +31,7 @@ from torch import nn
 from vectors import Doubles
 
 import accelmgr
-from accelmgr._runner.graphs import WARM_UP, HostState, NotRecordable, Watch
+from accelmgr._runner.graphs import WARM_UP, NotRecordable, Watch
 
 REFUSED = "micro-batches are not recorded"
 GRAPHS = {"runners__cuda_graph": "auto"}
@@ -185,17 +185,6 @@ def test_a_step_that_is_disturbed_is_replayed_bit_for_bit(tmp_path, faults):
     assert [result.tries for result in results] == [1 + (step in faults) for step in range(9)]
 
 
-class Texts:
-    """Sequences of many lengths, mostly of four."""
-
-    def __len__(self) -> int:
-        return 1000
-
-    def __getitem__(self, index: int) -> Any:
-        generator = torch.Generator().manual_seed(index)
-        return torch.randn(7 if index % 37 == 36 else 4, generator=generator)
-
-
 def padded(elements: list[torch.Tensor]) -> torch.Tensor:
     return nn.utils.rnn.pad_sequence(elements, batch_first=True)
 
@@ -218,8 +207,8 @@ class Table(nn.Module):
 def test_micro_batches_of_another_form_are_computed_beside_graphs(capfd, micro_batches):
     torch.manual_seed(2)
     shape = {"nprocs": 1, "batch_size_per_device": 2, "grad_accumulation_steps": micro_batches}
-    elements = (Texts()[i] for i in range(1000))
-    train(Table(), Texts(), elements, steps=20, collate_fn=padded, **shape, **GRAPHS)
+    texts = [torch.randn(7 if index % 37 == 36 else 4) for index in range(200)]
+    train(Table(), texts, iter(texts), steps=20, collate_fn=padded, **shape, **GRAPHS)
     assert REFUSED not in capfd.readouterr().err
 
 
@@ -334,7 +323,7 @@ def test_a_model_that_was_refused_goes_on_as_if_nothing_had_been_tried(capfd):
     for options in ({}, GRAPHS):
         torch.manual_seed(3)
         found: list[Any] = []
-        with start(Depends(), Images(), nprocs=1, batch_size_per_device=5, **options) as manager:
+        with start(Depends(), IMAGES, nprocs=1, batch_size_per_device=5, **options) as manager:
             for _ in range(WARM_UP + 2):
                 result = manager.step(accumulate=False)
                 result.raise_for_status()
@@ -429,14 +418,3 @@ def test_beside_the_device_only_constants_are_computed():
         ):
             with pytest.raises(NotRecordable, match=f"computes on cpu too .*{place}"):
                 call()
-
-
-def test_random_numbers_of_the_cpu_are_noticed_and_put_back():
-    state = HostState(nn.Linear(1, 1))
-    state.check()
-    drawn = torch.rand(1), random.random(), numpy.random.rand()
-    with pytest.raises(NotRecordable, match="Python's"):
-        state.check()
-    state.restore()
-    state.check()
-    assert drawn == (torch.rand(1), random.random(), numpy.random.rand())

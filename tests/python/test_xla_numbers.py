@@ -7,7 +7,7 @@ from typing import Any
 import device_suite
 import pytest
 import torch
-from device_runners import Encoder, Images, Normalized, Switched, Vectors, assert_close, start, vectors
+from device_runners import IMAGES, Encoder, Normalized, Switched, Vectors, assert_close, start, vectors
 from oracle import Oracle
 
 import accelmgr
@@ -30,8 +30,8 @@ def test_buffers_are_the_cpu_s_but_for_the_variance_of_batch_norm_which_is_the_b
     torch.manual_seed(3)
     model = Normalized()
     shape = {"nprocs": 1, "batch_size_per_device": 5, "grad_accumulation_steps": 2}
-    oracle = Oracle(model, (Images()[i] for i in range(1000)), **shape)
-    with start(model, Images(), **shape) as manager:
+    oracle = Oracle(model, iter(IMAGES), **shape)
+    with start(model, IMAGES, **shape) as manager:
         for _ in range(3):
             result = manager.step(accumulate=False)
             oracle.zero_grad()
