@@ -1,7 +1,5 @@
 """Functions that tests name as model.factory or data.factory, good ones and bad ones."""
 
-import pathlib
-
 import torch
 from torch import nn
 
@@ -28,11 +26,6 @@ def frozen(count: str = "3") -> nn.Module:
     return module
 
 
-def model_of_file(path: str) -> nn.Module:
-    """A model whose size is read from a file: it changes between processes if the test rewrites the file."""
-    return Scaled(int(pathlib.Path(path).read_text()))
-
-
 def text() -> str:
     return "no model"
 
@@ -43,12 +36,6 @@ def broken() -> nn.Module:
 
 def without_parameters() -> nn.Module:
     return nn.ReLU()
-
-
-def one_name_twice() -> nn.Module:
-    module = nn.Sequential(nn.Linear(2, 2))
-    module._parameters["0.weight"] = nn.Parameter(torch.ones(1))  # register_parameter() refuses the dot.
-    return module
 
 
 def data(count: str = "8") -> list[torch.Tensor]:

@@ -1,8 +1,5 @@
 """Tests of models and datasets that the configuration names by a factory function."""
 
-import os
-import signal
-
 import factories
 import pytest
 import torch
@@ -63,7 +60,6 @@ REFUSED = {
         ),
         "factories:broken": (accelmgr.ModelError, "LookupError: no weights here"),
         "factories:without_parameters": (accelmgr.ModelError, "the model has no parameters"),
-        "factories:one_name_twice": (accelmgr.ModelError, "two parameters of the model are called '0.weight'"),
     },
     "data": {
         "": (accelmgr.ConfigError, "data.factory is empty.*package.module:function"),
@@ -98,16 +94,3 @@ def test_what_is_neither_passed_nor_configured_is_named():
 def test_a_module_and_a_factory_are_one_too_many():
     with pytest.raises(accelmgr.ConfigError, match="model.factory has no effect"):
         accelmgr.Manager(factories.model(), factories.data(), model__factory="factories:model", **SHAPE)
-
-
-def test_a_replica_that_is_another_one_after_a_restart_is_refused(tmp_path):
-    size = tmp_path / "size"
-    size.write_text("3")
-    made = config(model="factories:model_of_file", of_model={"options": {"path": str(size)}})
-    with accelmgr.Manager(config=made, **{**SHAPE, "nprocs": 1}) as manager:
-        assert manager.step().ok
-        size.write_text("4")
-        os.kill(manager.statistics().runners[0].pid, signal.SIGKILL)
-        result = manager.step(timeout=60)
-        assert result.status == "runner_lost"
-        assert r"'scale' float32 [4] here, but 'scale' float32 [3] in the master" in result.error

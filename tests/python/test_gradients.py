@@ -1,6 +1,5 @@
 """Checks gradients, parameters and results of a model against plain PyTorch over the same elements."""
 
-import itertools
 import random
 import warnings
 
@@ -167,8 +166,6 @@ def test_tied_frozen_and_unused_parameters_and_buffers():
     torch.manual_seed(2)
     model = Tied()
     oracle = Oracle(model, vectors(4), nprocs=2, batch_size_per_device=2)
-    # BatchNorm's statistics are those of rank 0, which sees every second element.
-    rank0 = Oracle(model, itertools.islice(vectors(4), 0, None, 2), batch_size_per_device=2)
     with accelmgr.Manager(model, Vectors(), nprocs=2, batch_size_per_device=2) as manager:
         assert "head.weight" not in dict(manager.named_parameters())
         assert "accelmgr-values" not in open("/proc/self/maps").read(), "the initial values are kept once"
@@ -177,18 +174,11 @@ def test_tied_frozen_and_unused_parameters_and_buffers():
             result = manager.step(accumulate=False)
             oracle.zero_grad()
             assert result.loss == pytest.approx(oracle.step(), rel=1e-5)
-            rank0.step()
             names = [name for name, _ in model.named_parameters()]
             gradients = dict(zip(names, manager.get_aggregated_gradients(), strict=True))
             assert_equal(gradients.values(), oracle.gradients())
             assert not gradients["never"].any() and not gradients["frozen.weight"].any()
         buffers = manager.buffers()
-        assert_equal(
-            [buffers["norm.running_mean"], buffers["norm.running_var"]],
-            [rank0.model.norm.running_mean, rank0.model.norm.running_var],
-        )
-        assert int(buffers["norm.num_batches_tracked"]) == 3
-        assert_equal([model.norm.running_mean], [buffers["norm.running_mean"]])
         model.norm.running_mean.zero_()
         manager.sync_buffers()
         assert_equal([model.norm.running_mean], [buffers["norm.running_mean"]])
