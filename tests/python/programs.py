@@ -42,12 +42,12 @@ def environment(**extra: str) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def started(*arguments: str, cwd: pathlib.Path) -> Iterator[subprocess.Popen[str]]:
+def started(*arguments: str, cwd: pathlib.Path, **variables: str) -> Iterator[subprocess.Popen[str]]:
     """Starts Python in a process group of its own, with pipes as its streams. Kills the group at the end."""
     process = subprocess.Popen(
         [sys.executable, *arguments],
         cwd=cwd,
-        env=environment(),
+        env=environment(**variables),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -153,8 +153,6 @@ def test_a_service_has_a_name_or_a_path(tmp_path: pathlib.Path, monkeypatch: pyt
             assert observer.statistics().steps == 1
         with pytest.raises(accelmgr.SessionError, match=r"accelmgr\.sock"):
             accelmgr.attach(timeout=0)
-        with pytest.raises(accelmgr.ConfigError, match="without a slash is the name of a session"):
-            accelmgr.observe("accelmgr-gpt.sock")
         assert service.stop() == 0
 
 

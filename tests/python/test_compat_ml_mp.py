@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import subprocess
-import sys
+import pathlib
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from programs import free_port, run
+from programs import free_port, run, started
 
 import accelmgr
 from accelmgr import _native, distributed
@@ -179,26 +179,17 @@ elif what == "alone":
 """
 
 
-def _programs(what: str, count: int, **environment: str) -> list[str]:
-    port = free_port()
-    programs = []
-    try:
-        for rank in range(count):
-            own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
-            own = {**own, "MASTER_PORT": str(port)} if what in ("environment", "alone") else {}
-            programs.append(
-                subprocess.Popen(
-                    [sys.executable, "-c", PROGRAM, what, str(rank), str(port)],
-                    stdout=subprocess.PIPE,
-                    text=True,
-                    env={**os.environ, **own, **environment},
-                )
-            )
+def _programs(what: str, count: int, **variables: str) -> list[str]:
+    port = str(free_port())
+    with contextlib.ExitStack() as stack:
+        programs = []
+        for rank in map(str, range(count)):
+            if what in ("environment", "alone"):
+                variables |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2"}
+                variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            program = started("-c", PROGRAM, what, rank, port, cwd=pathlib.Path.cwd(), **variables)
+            programs.append(stack.enter_context(program))
         return [program.communicate(timeout=120)[0] for program in programs]
-    finally:
-        for program in programs:
-            program.kill()
-            program.wait()
 
 
 def test_init_dist_joins_processes_that_others_have_started() -> None:

@@ -12,7 +12,6 @@ import pathlib
 import pickle
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import threading
@@ -23,6 +22,7 @@ import pytest
 import torch
 from conftest import descendants
 from launching import is_gone
+from programs import started
 
 import accelmgr
 from accelmgr import SpawnError, _native, distributed
@@ -540,15 +540,11 @@ def test_ctrl_c_in_join_ends_the_ranks_of_a_script(tmp_path: Any, method: str) -
     script.write_text(SCRIPT)
     begun = tmp_path / "begun"
     begun.mkdir()
-    program = subprocess.Popen([sys.executable, str(script), str(begun), method], stdout=subprocess.PIPE, text=True)
-    try:
+    with started(str(script), str(begun), method, cwd=tmp_path) as program:
         _wait_for(lambda: {p.name for p in begun.iterdir()} == {"0", "1"} or program.poll() is not None, "the ranks")
         pids = [int(path.read_text()) for path in begun.iterdir()]
         program.send_signal(signal.SIGINT)
         output, _ = program.communicate(timeout=60)
-    finally:
-        program.kill()
-        program.wait()
     assert output == "interrupted\n"
     assert len(pids) == 2 and all(map(is_gone, pids))
 
