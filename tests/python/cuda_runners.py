@@ -304,7 +304,7 @@ class Installed:
 
 
 @contextlib.contextmanager
-def sent(fake: Installed) -> Iterator[None]:
+def sent(fake: object) -> Iterator[None]:
     """What a manager sends that starts in the block has the fake, among torch's settings: runners open their devices
     when they have read those, and before they have a model."""
     torch_settings.SETTINGS["fake of cuda"] = torch_settings.Setting(lambda: fake, lambda _: None)
@@ -314,9 +314,7 @@ def sent(fake: Installed) -> Iterator[None]:
         del torch_settings.SETTINGS["fake of cuda"]
 
 
-def start(
-    model: Any, dataset: Any, nccl: str = FakeCuda.nccl, fake: Installed | None = None, **options: Any
-) -> accelmgr.Manager:
+def start(model: Any, dataset: Any, nccl: str = FakeCuda.nccl, fake: object = None, **options: Any) -> accelmgr.Manager:
     """As in device_runners.py. The host has no fake: it needs no device."""
     if nccl != FakeCuda.nccl:
         options = {"runners__nccl": "auto", **options}

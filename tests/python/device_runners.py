@@ -34,6 +34,16 @@ def start(model: Any, dataset: Any, **options: Any) -> accelmgr.Manager:
     return accelmgr.Manager(model, dataset, **{**fixed, **options})
 
 
+class Does:
+    """Calls a function in a process that unpickles it."""
+
+    def __init__(self, function: Callable[[], object]) -> None:
+        self._function = function
+
+    def __reduce__(self) -> Any:
+        return self._function, ()
+
+
 def distance(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> float:
     """Of all gradients together, in norms of the expected ones."""
     assert len(found) == len(expected)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from device_runners import Does
 from device_runners import start as start_on_device
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import backend_registration
@@ -173,7 +174,7 @@ def cast(operation: Any, dtype: torch.dtype) -> Any:
     return kernel
 
 
-def install() -> Installed:
+def install() -> None:
     """Registers the device in this process."""
     if not hasattr(Fake, "current"):
         Fake.current = Fake()
@@ -187,17 +188,9 @@ def install() -> Installed:
             operation = getattr(aten, name).default
             LIBRARIES[1].impl(operation, cast(operation, dtype), "AutocastPrivateUse1")
         torch.accelerator.synchronize = Fake.current.synchronize  # A backend in Python has no other way to hear of it.
-    return Installed()
-
-
-class Installed:
-    """Installs the fake in a process that unpickles it."""
-
-    def __reduce__(self) -> Any:
-        return install, ()
 
 
 def start(model: Any, dataset: Any, **options: Any) -> accelmgr.Manager:
     """As in device_runners.py. The host has no fake: it needs no device."""
-    model.fake_accelerator = Installed()
+    model.fake_accelerator = Does(install)
     return start_on_device(model, dataset, **{"device": "accelerator", "runners__oversubscribe": True, **options})

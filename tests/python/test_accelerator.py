@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import device_suite
 import pytest
 import torch
-from device_runners import SHAPE, Dropping, Vectors, assert_close, check_buffers, vectors
+from device_runners import SHAPE, Does, Dropping, Vectors, assert_close, check_buffers, vectors
 from fake_accelerator import Fake, install, start
 from oracle import Oracle
 from torch import nn
@@ -176,16 +176,6 @@ class TestFaults(device_suite.Faults):
         name: ("the device fake:0 has failed: ", str(FAILURES[name]())) for name in ("compute", "copy", "memory")
     }
     wrong: ClassVar = {"model": "the model is at fault"}
-
-
-class Does:
-    """Calls a function in a process that unpickles it."""
-
-    def __init__(self, function: Any) -> None:
-        self._function = function
-
-    def __reduce__(self) -> Any:
-        return self._function, ()
 
 
 def take_generators_away() -> None:

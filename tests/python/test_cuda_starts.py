@@ -7,11 +7,10 @@ import functools
 import os
 import pathlib
 import time
-from typing import Any
 
 import pytest
-from cuda_runners import FakeCuda, Installed, install, on_the_fake, start
-from device_runners import Switched, Vectors
+from cuda_runners import FakeCuda, install, on_the_fake, start
+from device_runners import Does, Switched, Vectors
 from torch import nn
 
 import accelmgr
@@ -49,22 +48,10 @@ def wait_for(notes: pathlib.Path, what: str) -> None:
         os.sched_yield()
 
 
-def install_noting(notes: pathlib.Path) -> Installed:
-    installed = install()
+def install_noting(notes: pathlib.Path) -> None:
+    install()
     _cuda.Cuda = Noting  # type: ignore[misc]
     Noting.notes = notes
-    return installed
-
-
-class Notes(Installed):
-    """Installs that fake in a process that unpickles it."""
-
-    def __init__(self, path: pathlib.Path) -> None:
-        super().__init__()
-        self._path = path
-
-    def __reduce__(self) -> Any:
-        return install_noting, (self._path,)
 
 
 def make(notes: pathlib.Path) -> nn.Module:
@@ -80,7 +67,9 @@ def make(notes: pathlib.Path) -> nn.Module:
 
 def test_devices_are_opened_at_once_and_models_made_one_after_the_other(tmp_path: pathlib.Path) -> None:
     notes = tmp_path / "notes"
-    with start(functools.partial(make, notes), Vectors(), nprocs=RANKS, fake=Notes(notes)) as manager:
+    with start(
+        functools.partial(make, notes), Vectors(), nprocs=RANKS, fake=Does(functools.partial(install_noting, notes))
+    ) as manager:
         manager.step(accumulate=False).raise_for_status()
     lines = notes.read_text().splitlines()
     opened, made = lines[: 2 * RANKS], lines[2 * RANKS :]
@@ -95,18 +84,12 @@ class Broken(FakeCuda):
         super().__init__(rank)
 
 
-def install_broken() -> Installed:
-    installed = install()
+def install_broken() -> None:
+    install()
     _cuda.Cuda = Broken  # type: ignore[misc]
-    return installed
-
-
-class Fire(Installed):
-    def __reduce__(self) -> Any:
-        return install_broken, ()
 
 
 def test_a_device_that_cannot_be_opened_fails_the_start_with_rank_and_reason() -> None:
     with pytest.raises(accelmgr.RunnerError, match=r"runner 1 .* \(opening its device\): .*on fire") as caught:
-        start(Switched(), Vectors(), fake=Fire())
+        start(Switched(), Vectors(), fake=Does(install_broken))
     assert caught.value.rank == 1
