@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 import torch
+from device_runners import Does
 from device_runners import start as start_on_device
 from device_runners import train as train_on
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -286,21 +287,11 @@ class FakeCuda(_cuda.Cuda):
         return float(torch.rand((), generator=torch.Generator().manual_seed(1000 * self._seed + self._draws)))
 
 
-def install(library: str = str(LIBRARY), nccl: str = FakeCuda.nccl) -> Installed:
+def install(library: str = str(LIBRARY), nccl: str = FakeCuda.nccl) -> Does:
     _cuda.Cuda = FakeCuda  # type: ignore[misc]
     _cuda.check = lambda: None
     FakeCuda.library, FakeCuda.nccl = library, nccl
-    return Installed(library, nccl)
-
-
-class Installed:
-    """Installs the fake in a process that unpickles it."""
-
-    def __init__(self, library: str = str(LIBRARY), nccl: str = FakeCuda.nccl) -> None:
-        self._libraries = library, nccl
-
-    def __reduce__(self) -> Any:
-        return install, self._libraries
+    return Does(functools.partial(install, library, nccl))
 
 
 @contextlib.contextmanager
@@ -320,7 +311,7 @@ def start(model: Any, dataset: Any, nccl: str = FakeCuda.nccl, fake: object = No
         options = {"runners__nccl": "auto", **options}
     if GPU:
         return start_on_device(model, dataset, **{"device": "cuda", "runners__oversubscribe": True, **options})
-    with sent(fake or Installed(nccl=nccl)):
+    with sent(fake or Does(functools.partial(install, nccl=nccl))):
         return start_on_device(model, dataset, **{"device": "cuda", **options})
 
 

@@ -3,13 +3,15 @@ by. The device is the fake of cuda_runners.py."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import device_suite
 import pytest
 import torch
-from cuda_runners import ASSERT, ILLEGAL_ADDRESS, AcceleratorError, FakeCuda, Installed, start
-from device_runners import SHAPE, Dropping, Switched, Vectors, bits_of, made, same, wait_until_settled
+from cuda_runners import ASSERT, ILLEGAL_ADDRESS, AcceleratorError, FakeCuda, install, start
+from device_runners import SHAPE, Does, Dropping, Switched, Vectors, bits_of, made, same, wait_until_settled
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -24,6 +26,31 @@ def break_copies(code: int) -> None:
     FakeCuda.current.runtime.fake_cuda_break_after(3, code)
 
 
+def hang(runtime: Any, loss: torch.Tensor) -> None:
+    FakeCuda.current.hangs = True
+    runtime.fake_cuda_hang_after(0)
+
+
+def fail(error: Exception) -> None:
+    raise error
+
+
+FAULTS: dict[str, Callable[[Any, torch.Tensor], object]] = {
+    "copy fails": lambda runtime, loss: runtime.fake_cuda_fail(b"cudaMemcpyAsync", 2, ILLEGAL_ADDRESS),
+    "device breaks": lambda runtime, loss: runtime.fake_cuda_break_after(0, ILLEGAL_ADDRESS),
+    "kernel asserts": lambda runtime, loss: runtime.fake_cuda_break_after(0, ASSERT),
+    "copies break": lambda runtime, loss: loss.register_hook(lambda _: break_copies(ILLEGAL_ADDRESS)),
+    "copies find an assert": lambda runtime, loss: loss.register_hook(lambda _: break_copies(ASSERT)),
+    "device hangs": hang,
+    "out of memory": lambda runtime, loss: fail(torch.cuda.OutOfMemoryError(OF_TORCH)),
+    "out of memory in backward": lambda runtime, loss: loss.register_hook(
+        lambda _: fail(torch.cuda.OutOfMemoryError(OF_TORCH))
+    ),
+    "plain error": lambda runtime, loss: fail(RuntimeError("CUDA error: unspecified launch failure")),
+    "plain assert": lambda runtime, loss: fail(RuntimeError("CUDA error: device-side assert triggered")),
+}
+
+
 class Failing(Dropping):
     """Draws random numbers of the device too. Breaks its device when a file says so."""
 
@@ -31,32 +58,10 @@ class Failing(Dropping):
         outputs = super().forward(x, y)
         drawn = FakeCuda.current.draw() if hasattr(FakeCuda, "current") else 0.5
         runtime = FakeCuda.current.runtime if hasattr(FakeCuda, "current") else None
-        if self.told("copy fails"):
-            runtime.fake_cuda_fail(b"cudaMemcpyAsync", 2, ILLEGAL_ADDRESS)
-        if self.told("device breaks"):
-            runtime.fake_cuda_break_after(0, ILLEGAL_ADDRESS)
-        if self.told("kernel asserts"):
-            runtime.fake_cuda_break_after(0, ASSERT)
-        if self.told("copies break"):
-            outputs["loss"].register_hook(lambda _: break_copies(ILLEGAL_ADDRESS))
-        if self.told("copies find an assert"):
-            outputs["loss"].register_hook(lambda _: break_copies(ASSERT))
-        if self.told("device hangs"):
-            FakeCuda.current.hangs = True
-            runtime.fake_cuda_hang_after(0)
-        if self.told("out of memory"):
-            raise torch.cuda.OutOfMemoryError(OF_TORCH)
-        if self.told("out of memory in backward"):
-            outputs["loss"].register_hook(self.run_out)
-        if self.told("plain error"):
-            raise RuntimeError("CUDA error: unspecified launch failure")
-        if self.told("plain assert"):
-            raise RuntimeError("CUDA error: device-side assert triggered")
+        for fault, begin in FAULTS.items():
+            if self.told(fault):
+                begin(runtime, outputs["loss"])
         return outputs | {"loss": outputs["loss"] + drawn, "drawn": drawn}
-
-    @staticmethod
-    def run_out(gradient: torch.Tensor) -> None:
-        raise torch.cuda.OutOfMemoryError(OF_TORCH)
 
 
 class Replaces(Switched):
@@ -140,7 +145,9 @@ def test_a_device_that_hangs_is_a_timeout_and_then_a_lost_runner(tmp_path, capfd
 
 def test_a_runtime_that_cannot_be_loaded_is_named(tmp_path):
     with pytest.raises(accelmgr.RunnerError, match="is cuda, but CUDA's runtime .*/nowhere/libcudart.so"):
-        start(made(Failing, tmp_path), Vectors(), nprocs=1, fake=Installed("/nowhere/libcudart.so"))
+        start(
+            made(Failing, tmp_path), Vectors(), nprocs=1, fake=Does(functools.partial(install, "/nowhere/libcudart.so"))
+        )
 
 
 def test_a_torch_without_cuda_and_a_machine_without_a_driver_are_told_apart(monkeypatch):
@@ -151,16 +158,12 @@ def test_a_torch_without_cuda_and_a_machine_without_a_driver_are_told_apart(monk
         ("13.0", "No CUDA GPUs are available", r"\(CUDA_VISIBLE_DEVICES=7\): No CUDA GPUs are available"),
     ):
         monkeypatch.setattr(torch.version, "cuda", version)
-        monkeypatch.setattr(torch.cuda, "init", lambda reason=reason: fail(reason))
+        monkeypatch.setattr(torch.cuda, "init", lambda reason=reason: fail(RuntimeError(reason)))
         if reason is not None and reason.startswith("No CUDA"):
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
         with pytest.raises(accelmgr.ConfigError, match=message) as caught:
             cuda.check()
         assert caught.value.key == "runners.device"
-
-
-def fail(reason: str) -> None:
-    raise RuntimeError(reason)
 
 
 def test_errors_of_devices_are_told_from_errors_of_models():
