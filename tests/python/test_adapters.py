@@ -44,10 +44,6 @@ def train(model, compute: Compute, optimizer: torch.optim.Optimizer | None = Non
     return optimizer
 
 
-def attached_before(model, compute: Compute) -> None:
-    train(model, compute)
-
-
 def disabled_for_a_while(model, compute: Compute) -> None:
     train(model, compute)
     with model.disable_adapter():
@@ -103,7 +99,7 @@ def of_other_kinds(model, compute: Compute) -> None:
 
 
 SCRIPTS = [
-    (adapted, attached_before),
+    (adapted, train),
     (adapted_with_biases, disabled_for_a_while),
     (adapted_with_biases, merged_for_a_while),
     (adapted, merged_for_good),

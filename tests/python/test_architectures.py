@@ -16,7 +16,7 @@ if not transformers.is_torch_available():
     _reason = f"transformers {transformers.__version__} does not take torch {torch.__version__}"
     pytest.skip(_reason, allow_module_level=True)
 
-from architectures import TEXT, architectures, build  # noqa: E402
+from architectures import architectures  # noqa: E402
 from differential import Bundle, Shape, bundle_of, compare  # noqa: E402
 
 if importlib.util.find_spec("peft"):
@@ -42,22 +42,6 @@ def test_some_of_each_kind_with_three_runners_of_a_manager_that_is_a_fork(bundle
     cases = list(bundle.cases.items())
     kept = {name: case for i, (name, case) in enumerate(cases) if i % 5 == 0 or is_parametrized(case)}
     compare(Bundle(kept), shape=Shape(runners=3), start_method="fork", accumulate=(True, False), step_timeout=100)
-
-
-def test_albert_as_hivemind_s_example_trains_it():
-    """Its gradients of keys and values have one size, as have those of several biases; one node makes two of them."""
-    configuration = {
-        **TEXT,
-        "vocab_size": 1000,
-        "embedding_size": 128,
-        "hidden_size": 512,
-        "num_hidden_layers": 6,
-        "num_attention_heads": 8,
-        "intermediate_size": 1024,
-    }
-    albert = build("albert", "encoder", configuration)
-    assert {parameter.numel() for parameter in albert.parameters()} >= {512 * 512, 512 * 1024, 512}
-    compare(albert, shape=Shape(runners=2, accumulation=2), accumulate=(True, True))
 
 
 def in_bfloat16(case: nn.Module) -> nn.Module:

@@ -141,9 +141,3 @@ def test_a_deprecated_option_warns_and_works() -> None:
     with pytest.warns(DeprecationWarning, match="the option cluster_node_ips of spawn"):
         context = spawn(_train, nprocs=2, start_method="fork", cluster_node_ips="127.0.0.1")
     assert [result[1] for result in context.results] == [0, 1]
-
-
-def test_the_default_is_a_process_for_each_core(monkeypatch: Any) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    context = spawn(_train, start_method="fork", backend="shm")
-    assert len(context.pids()) == len(os.sched_getaffinity(0))
