@@ -228,8 +228,6 @@ def test_each_rank_has_the_device_of_its_number(monkeypatch):
     monkeypatch.setattr(torch.accelerator, "set_device_index", selected.append)
     devices = [replica_accelerator.open_device(rank, oversubscribe=True).index for rank in range(3)]
     assert devices == selected == [0, 1, 0]
-    with pytest.raises(accelmgr.ConfigError, match="leaves none for runner 2; set nprocs to 2"):
-        replica_accelerator.open_device(2, oversubscribe=False)
 
 
 def test_devices_of_this_kind_are_not_listed_and_a_built_in_model_has_none():

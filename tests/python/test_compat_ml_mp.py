@@ -26,26 +26,19 @@ dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: i
 def _say(path: str, word: str = "") -> None:
     groups = ml_mp.parallel_groups()
     blocks = ml_mp.all_to_all(torch.arange(distributed.get_world_size()) + 10 * distributed.get_rank(), None)
-    said = {
-        "word": word,
-        "rank": distributed.get_rank(),
-        "local": distributed.get_local_rank(),
-        "world": distributed.get_world_size(),
-        "environment": [os.environ[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR")],
-        "groups": [groups.model.ranks, groups.pipeline.ranks, groups.data.ranks],
-        "blocks": blocks.tolist(),
-        "setup": os.environ.get("SET_UP", ""),
-        "pid": os.getpid(),
-    }
-    with open(f"{path}/{said['rank']}", "w") as file:
-        json.dump(said, file)
+    rank, local, world = distributed.get_rank(), distributed.get_local_rank(), distributed.get_world_size()
+    variables = [os.environ[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR")]
+    ranks = [groups.model.ranks, groups.pipeline.ranks, groups.data.ranks]
+    with open(f"{path}/{rank}", "w") as file:
+        setup = os.environ.get("SET_UP", "")
+        json.dump([setup, os.getpid(), word, local, world, variables, ranks, blocks.tolist()], file)
 
 
 def _set_up() -> None:
     os.environ["SET_UP"] = f"before {distributed.model_name()}"
 
 
-def _said(path: Any) -> list[dict[str, Any]]:
+def _said(path: Any) -> list[list[Any]]:
     return [json.loads(file.read_text()) for file in sorted(path.iterdir())]
 
 
@@ -53,15 +46,11 @@ def _said(path: Any) -> list[dict[str, Any]]:
 def test_launch_subprocesses_runs_the_function_in_every_rank(tmp_path: Any, method: str) -> None:
     config = MultiprocessConfig(world_size=2, model_parallelism=2, launch_method=method)
     launch_subprocesses(_say, config, _set_up, 0, str(tmp_path), word="yes")
-    said = _said(tmp_path)
-    assert [one["rank"] for one in said] == [0, 1]
-    for rank, one in enumerate(said):
-        assert (one["word"], one["local"], one["world"]) == ("yes", rank, 2)
-        assert one["environment"] == [str(rank), str(rank), "2", "127.0.0.1"]
-        assert one["groups"] == [[0, 1], [rank], [rank]]
-        assert one["blocks"] == [rank, 10 + rank]
-        assert one["setup"].startswith("before")
-        assert one["pid"] != os.getpid()
+    for rank, (setup, pid, *said) in enumerate(_said(tmp_path)):
+        variables, groups = [str(rank), str(rank), "2", "127.0.0.1"], [[0, 1], [rank], [rank]]
+        assert said == ["yes", rank, 2, variables, groups, [rank, 10 + rank]]
+        assert setup.startswith("before") and pid != os.getpid()
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["0", "1"]
     assert config.local_world_size == 2 and config.master_port >= ml_mp.DEFAULT_PORT
 
 
@@ -71,7 +60,7 @@ def test_a_world_of_one_runs_here_with_a_warning(tmp_path: Any, capfd: Any) -> N
     launch_subprocesses(_say, MultiprocessConfig(world_size=1), _set_up, 0, str(tmp_path))
     warned = [line for line in capfd.readouterr().err.splitlines() if "warning" in line.lower()]
     assert len(warned) == 1 and warned[0].endswith("the world has one rank; it runs in this process")
-    assert _said(tmp_path)[0]["pid"] == os.getpid() and _said(tmp_path)[0]["setup"] == ""
+    assert _said(tmp_path)[0][:2] == ["", os.getpid()]
     assert {name: value for name, value in os.environ.items() if name not in readline} == before
     assert distributed.model_name() == "serial"
 

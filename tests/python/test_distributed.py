@@ -128,23 +128,11 @@ def test_what_is_wrong_is_said_before_anything_starts(call: Any, kind: str, mess
 # Ranks
 
 
-def _who(local_rank: int, a: int, b: int = 0) -> dict[str, Any]:
-    return {
-        "local": local_rank,
-        "getters": (
-            distributed.get_rank(),
-            distributed.get_local_rank(),
-            distributed.get_world_size(),
-            distributed.get_nproc_per_node(),
-            distributed.get_nnodes(),
-            distributed.get_node_rank(),
-        ),
-        "model": distributed.model_name(),
-        "backend": distributed.backend(),
-        "environment": os.environ["RANK"],
-        "pid": os.getpid(),
-        "sum": distributed.all_reduce(a + b + local_rank),
-    }
+def _who(local_rank: int, a: int, b: int = 0) -> tuple[Any, ...]:
+    d = distributed
+    ranks = local_rank, d.get_rank(), d.get_local_rank(), d.get_node_rank(), os.environ["RANK"]
+    sizes = d.get_world_size(), d.get_nproc_per_node(), d.get_nnodes()
+    return ranks, sizes, d.model_name(), d.backend(), os.getpid(), d.all_reduce(a + b + local_rank)
 
 
 @pytest.mark.parametrize(
@@ -154,12 +142,8 @@ def test_ranks_know_who_they_are_and_return_values(method: str, backend: str) ->
     timeout = datetime.timedelta(seconds=60)
     context = spawned(_who, 10, method=method, backend=backend, kwargs_dict={"b": 5}, timeout=timeout)
     assert context.join(100)
-    for rank, said in enumerate(context.results):
-        assert said["local"] == rank
-        assert said["getters"] == (rank, rank, 2, 2, 1, 0)
-        assert (said["model"], said["backend"], said["environment"]) == ("accelmgr-dist", backend, str(rank))
-        assert said["sum"] == 31
-    assert [said["pid"] for said in context.results] == context.pids()
+    for rank, (said, pid) in enumerate(zip(context.results, context.pids(), strict=True)):
+        assert said == ((rank, rank, rank, 0, str(rank)), (2, 2, 1), "accelmgr-dist", backend, pid, 31)
 
 
 def _write_who(rank: int, path: str) -> None:

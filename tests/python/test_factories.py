@@ -62,8 +62,6 @@ REFUSED = {
         "factories:without_parameters": (accelmgr.ModelError, "the model has no parameters"),
     },
     "data": {
-        "": (accelmgr.ConfigError, "data.factory is empty.*package.module:function"),
-        "factories:nothing": (accelmgr.ConfigError, "'factories:nothing': <module 'factories'.*> has no 'nothing'"),
         "factories:text": (accelmgr.DataError, "factories:text returned 'no model', a str; it must return something"),
         "factories:broken": (accelmgr.DataError, "LookupError: no weights here"),
         "factories:batches": (accelmgr.DataError, "factories:batches returned a DataLoader that makes batches"),
