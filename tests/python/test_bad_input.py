@@ -42,6 +42,7 @@ REFUSED = {
         accelmgr.ModelError,
         r"model.inner.guard \(_thread.lock\) cannot be pickled",
     ),
+    "no_batch": (lambda: nn.Linear(2, 2), {"batch_size_per_device": 0}, accelmgr.ConfigError, "batch_size_per_device"),
     "no_start_method": (lambda: nn.Linear(2, 2), {"start_method": "it"}, accelmgr.ConfigError, "start_method is 'it'"),
     "collate": (lambda: nn.Linear(2, 2), {"collate_fn": "stack"}, accelmgr.ConfigError, "collate_fn is a str"),
 }
