@@ -2,8 +2,8 @@
 // master gradients, in one pass and in order of rank. A process may be killed at any instruction.
 //
 // The tags (Tag, layout.hpp) say which elements of which gradients a slab has. The devices of a team may have
-// summed up their gradients already: then each element is in one of their slabs (which one: shards.hpp), and its
-// value is the sum over the team.
+// summed up their gradients already: then each element is in one of their slabs (which one: shards.hpp), and
+// its value is the sum over the team.
 //
 // A large slice is cut into parts, which threads of the runner reduce at the same time. Each has a cursor and
 // an undo image of its own.

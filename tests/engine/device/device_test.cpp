@@ -59,7 +59,8 @@ TEST(Device, EveryCallThatFailsThrows) {
 /// Wants the result as long as `wants` says so, which gets the number of times that it was asked.
 class AskedWaiter final : public base::Waiter {
  public:
-  explicit AskedWaiter(std::function<bool(int)> wants = [](int) { return true; }) : wants_(std::move(wants)) {}
+  explicit AskedWaiter(std::function<bool(int)> wants = [](int) { return true; })
+      : wants_(std::move(wants)) {}
   bool wanted() override { return wants_(++asked); }
   int asked = 0;
 

@@ -43,7 +43,7 @@ void expect_same(const std::vector<Result>& actual, const std::vector<Result>& e
 
 class CudaReplicaOf : public testing::TestWithParam<const char*> {};
 
-// With bfloat16 slabs one micro-batch: of several, a device rounds the sum, and a replica in host memory
+// With bfloat16 slabs one micro-batch: of several, a device rounds the sum, and a replica in CPU memory
 // rounds after each.
 TEST_P(CudaReplicaOf, GivesTheBitsOfTheReplicaInHostMemoryWithEveryOption) {
   const std::string kind = GetParam();

@@ -51,7 +51,7 @@ class DeviceGroup {
   struct Options {
     DeviceLibraries libraries = device_libraries();
     std::string cpu_memory_because;  ///< If not empty, NCCL is not to be used: the reason.
-    double timeout_s = 300;           ///< Of each wait for the other members.
+    double timeout_s = 300;          ///< Of each wait for the other members.
   };
   DeviceGroup(Communicator& members, Options options);
   ~DeviceGroup();
