@@ -71,8 +71,9 @@ struct StepResult {
   std::uint32_t tries = 0;         ///< Attempts that were made for this step; 1 if nothing went wrong.
   std::uint32_t skipped = 0;       ///< How many of `tries` had their batches left out (`skip_batch`).
   double grad_norm = 0;            ///< Inner step: norm of the mean gradient before clipping; 0: not clipped.
-  std::uint32_t repeated = 0;      ///< Inner steps since the last sync that were lost, and made again before.
-  double loss_scale = 1;           ///< The factor of the loss in the last attempt; 1 unless autocast is fp16.
+  std::uint32_t repeated =
+      0;  ///< Inner steps that were lost with a runner, and made again since the result before.
+  double loss_scale = 1;  ///< The factor of the loss in the last attempt; 1 unless autocast is fp16.
   std::uint32_t loss_scale_lowered = 0;  ///< How many of `tries` had infinite gradients, and halved it.
   std::vector<Failure>
       causes{};  ///< Losses behind a runner_lost or manager_lost, first cause first, at most 3.

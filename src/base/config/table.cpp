@@ -284,7 +284,7 @@ std::vector<Option> launch_options() {
           "What carries the collectives: auto (chosen by device and nodes), serial, shm, gloo or nccl."),
       plain<Text>(KEY(launch.interface),
                   "Network interface at which ranks of several nodes connect, as eth0; empty: that of the "
-                  "host's name, or of the default route."),
+                  "node's name, or of the default route."),
       plain<Text>(KEY(launch.gpus), "GPUs by their absolute ids, one for each process: 4,5."),
       plain<Text>(KEY(launch.workers), "name:ordinal;host:port of every node, joined by |."),
       choice(

@@ -87,7 +87,7 @@ void validate_launch(const LaunchConfig& launch) {
   require(
       launch.min_nodes == 0 || launch.min_nodes == launch.nnodes || launch.workers.empty(),
       "launch.min_nodes",
-      fmt::format("launch.min_nodes is {} and launch.nnodes {}, but launch.workers lists hosts that are all "
+      fmt::format("launch.min_nodes is {} and launch.nnodes {}, but launch.workers lists nodes that are all "
                   "needed; leave launch.min_nodes out",
                   launch.min_nodes, launch.nnodes));
   require(launch.nnodes == 1 || !launch.rendezvous.empty() || !launch.workers.empty(), "launch.rendezvous",

@@ -34,7 +34,8 @@ Outcome Assembly::assemble(const base::Patience& patience, bool repeat) {
   for (;;) {
     const auto seen = ipc::load(control.readiness);
     if (lost_manager_.loss() || link_.manager_ended()) return lost_manager_.end(session_.word().attempt);
-    const bool closes = service_closes();
+    check_lease();
+    const bool closes = control.closing.load() != 0;
     if (control.given_up.load() != 0) return given_up();  // A service closes for it: this is the cause.
     if (closes) return {StepStatus::manager_lost, "the service is being stopped and makes no more steps"};
     const auto team = control.team.load();
@@ -79,14 +80,12 @@ bool Assembly::team_ready(session::RankMask team) {
 }
 
 /// Throws SessionError when another host drives the session.
-bool Assembly::service_closes() const {
-  const auto& control = session_.control();
-  if (const auto lease = control.lease.load(); lease != link_.lease())
+void Assembly::check_lease() const {
+  if (const auto lease = session_.control().lease.load(); lease != link_.lease())
     throw SessionError(
         fmt::format("this host does not drive the session any more: its lease was {}, and the "
                     "manager has given lease {} since",
                     link_.lease(), lease));
-  return control.closing.load() != 0;
 }
 
 bool Assembly::loader_follows() const noexcept {
@@ -123,8 +122,8 @@ void Assembly::measure() {
 // A team that could not be made is not tried again with the same processes.
 session::DeviceTeam Assembly::device_team() noexcept {
   const auto team = session::plan_device_team(session_, participants_);
-  team_members_ = members_of(team.ranks);
-  return team_members_ == failed_team_ ? session::DeviceTeam{} : team;
+  device_team_members_ = members_of(team.ranks);
+  return device_team_members_ == failed_device_team_ ? session::DeviceTeam{} : team;
 }
 
 Assembly::Members Assembly::members_of(session::RankMask ranks) const noexcept {
@@ -150,8 +149,8 @@ Outcome Assembly::look_for_newcomer() const {
   return {};
 }
 
-void Assembly::team_failed(const Outcome& outcome) {
-  failed_team_ = team_members_;
+void Assembly::device_team_failed(const Outcome& outcome) {
+  failed_device_team_ = device_team_members_;
   base::log().warn(
       "rank {}: {}; the step is tried again, and gradients go through the session, not over NCCL, "
       "until a runner of the team is replaced or the team changes",

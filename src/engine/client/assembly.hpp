@@ -38,14 +38,14 @@ class Assembly {
 
   /// The team of devices of the attempt: none if the last one of the same processes has failed.
   session::DeviceTeam device_team() noexcept;
-  void team_failed(const Outcome& outcome);
+  void device_team_failed(const Outcome& outcome);
 
  private:
   /// The generation of each rank of a team; 0: it is not in it.
   using Members = std::array<std::uint32_t, session::max_ranks>;
   Members members_of(session::RankMask ranks) const noexcept;
   bool team_ready(session::RankMask team);
-  bool service_closes() const;
+  void check_lease() const;
   bool loader_follows() const noexcept;
   const session::Shares& shares_for(session::RankMask team);
   Outcome given_up() const;
@@ -59,9 +59,9 @@ class Assembly {
   session::RankMask participants_ = 0;
   session::Shares even_shares_;
   std::optional<MeasuredShares> measured_shares_;
-  Members team_members_{};   ///< The members of the attempt's team.
-  Members failed_team_{};    ///< The members of the last team that failed.
-  Members inner_members_{};  ///< The runners of the last inner step.
+  Members device_team_members_{};  ///< The members of the attempt's team of devices.
+  Members failed_device_team_{};   ///< The members of the last team of devices that failed.
+  Members inner_members_{};        ///< The runners of the last inner step.
 };
 
 }  // namespace accelmgr::client

@@ -141,7 +141,7 @@ Outcome AttemptWait::why_aborted(std::uint32_t author) const {
       return {.status = StepStatus::runner_lost,
               .error = session::text_of(record.error),
               .rank = rank,
-              .team_failed = true};
+              .device_team_failed = true};
     case session::Reason::parameters_changed:
       throw UsageError(
           fmt::format("rank {}: {}; write parameters between steps", rank, session::text_of(record.error)));

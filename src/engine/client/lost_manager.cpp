@@ -36,7 +36,7 @@ Outcome LostManager::end(std::uint64_t attempt) {
       if ((participants >> rank & 1) != 0 && !link_.runner_ended(rank))
         throw SessionError(
             fmt::format("the manager process is gone: {}; but runner {} (pid {}) cannot be ended by this "
-                        "process, and may not have reduced its part of step {}. Gradients are not complete",
+                        "process, and may not have reduced its slice of step {}. Gradients are not complete",
                         loss_->exit, rank, session_.record(rank).pid.load(),
                         session_.counters(session_.word().index).steps + 1));
     // A replacement that was ready just before the attempt was opened takes part, and this process may not
@@ -44,7 +44,7 @@ Outcome LostManager::end(std::uint64_t attempt) {
     if (!link_.fork_server_ended())
       throw SessionError(
           fmt::format("the manager process is gone: {}; but its fork server cannot be ended by this process, "
-                      "and a runner may not have reduced its part of step {}. Gradients are not complete",
+                      "and a runner may not have reduced its slice of step {}. Gradients are not complete",
                       loss_->exit, session_.counters(session_.word().index).steps + 1));
     const auto for_each = [&](auto&& finish) {
       for (int rank = 0; rank < session_.ranks(); ++rank)

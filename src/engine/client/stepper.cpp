@@ -253,8 +253,8 @@ Outcome Stepper::attempt(Purpose purpose, const StepOptions& options, const base
     result.grad_norm = session::gradient_norm(session_);
   const auto word = session_.word();
   result.counted = !skip && word.attempt == attempt && word.closed && !word.abort;
-  if (outcome.team_failed) {
-    assembly_.team_failed(outcome);
+  if (outcome.device_team_failed) {
+    assembly_.device_team_failed(outcome);
   } else if (outcome.status != StepStatus::ok)
     base::log().info("attempt {} ended without a result: {}{}{}", attempt, to_string(outcome.status),
                      outcome.error.empty() ? "" : ": ", outcome.error);

@@ -27,8 +27,8 @@ bool is_of(pid_t pid, int pidfd) {
 }
 
 /// The process group of the manager contains what user code forks there, for instance workers of a data
-/// loader. It is 0 here if the manager leads no group of its own. A service is its own host: a shell may have
-/// made its group, for all programs of a pipeline. What it forks bears its mark instead.
+/// loader. It is 0 here if the manager leads no group of its own. A service has no host from the start, and a
+/// shell may have made its group, for all programs of a pipeline. What it forks bears its mark instead.
 ipc::ForkServerOptions options_of(int creator, pid_t manager, int host_pidfd) {
   const bool is_service = is_of(manager, host_pidfd);
   const bool owns_group = getpgid(manager) == manager && !is_service;

@@ -34,6 +34,7 @@ namespace http = beast::http;
 using Protocol = asio::generic::stream_protocol;
 using boost::system::error_code;
 
+/// "accelmgr-host" says which process attaches; "host" is the field of HTTP.
 constexpr std::array header_fields{"accelmgr-build", "accelmgr-host",  "host",   "last-event-id",
                                    "origin",         "sec-fetch-site", "upgrade"};
 

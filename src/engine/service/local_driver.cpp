@@ -13,7 +13,7 @@
 namespace accelmgr::service {
 namespace {
 
-/// A session's host without a process of its own: it uses the memory that the manager has mapped.
+/// Makes steps on a thread of the manager, in the memory that the manager has mapped.
 void drive(manager::Lease::Local admitted, const manager::Manager& manager, client::Run& run,
            const LocalDriver::Job& job) {
   client::Link link(std::move(admitted.socket), {getpid(), ipc::open_pidfd(getpid())});

@@ -13,6 +13,7 @@
 #include "base/ipc/network.hpp"
 #include "base/ipc/process.hpp"
 #include "base/log.hpp"
+#include "base/timing.hpp"
 #include "launcher/agent/report_file.hpp"
 #include "launcher/collective/shm/factory.hpp"
 #include "launcher/distributed/store/tcp_store.hpp"
@@ -22,7 +23,6 @@
 namespace accelmgr::agent {
 namespace {
 
-constexpr double kill_s = 10;          // A process that survives SIGKILL this long is stuck in the kernel.
 constexpr double stop_s = 3;           // For the fork server to end, when no process is left.
 constexpr double leaving_s = 5;        // For the agents to leave the store.
 constexpr double interrupted_s = 0.5;  // The same after a signal: the user waits for the end.
@@ -57,8 +57,8 @@ Agent::Agent(AgentOptions options, launch::NodeInfo node_info)
 Agent::Result Agent::run() {
   // Fork the fork server first: this process still has one thread, and no descriptors that children must not
   // get.
-  auto spawner =
-      spec_.start_method == StartMethod::forkserver ? launch::Spawner::execute() : launch::Spawner::fork();
+  auto spawner = spec_.start_method == StartMethod::forkserver ? launch::Spawner::from_zygote()
+                                                               : launch::Spawner::fork();
   ranks_ = std::make_unique<LocalRanks>(
       loop_, std::move(spawner), terminal_,
       LocalRanks::Settings{options_.program, options_.prefix, options_.log_directory},
@@ -301,7 +301,7 @@ void Agent::kill_processes() {
   if (!killed_) {
     killed_ = true;
     ranks_->signal(SIGKILL);
-    timer_.expires_after(seconds(kill_s));
+    timer_.expires_after(seconds(timing::sits_in_kernel_s));
     timer_.async_wait([this](const boost::system::error_code& error) {
       if (!error) kill_processes();
     });
@@ -331,7 +331,7 @@ void Agent::report_outcome() {
 void Agent::settle() {
   state_ = State::settling;
   link_->ended(ended_);
-  timer_.expires_after(seconds(spec_.terminate_timeout_s + kill_s + Nodes::lost_after_s));
+  timer_.expires_after(seconds(spec_.terminate_timeout_s + timing::sits_in_kernel_s + Nodes::lost_after_s));
   timer_.async_wait([this](const boost::system::error_code& error) {
     if (!error && state_ == State::settling) report_failure();
   });

@@ -1,14 +1,15 @@
 // The protocol by which the agents of several nodes agree through a store. A single node uses it too.
 //
+// clang-format off
 //   meet()          each agent describes itself; node 0 compares the agents and publishes the world
 //   an attempt      report_failed(): the first failure of all nodes is the one that is reported
 //                   report_done(): all processes of this node have succeeded
 //                   look() returns the outcome: running, failed, changed, done or stopped
-//   report_ended()  after a failure or a change, when no process of this node is left; all_ended() collects
-//   all
+//   report_ended()  after a failure or a change, when no process of this node is left; all_ended() collects all
 //                   nodes
 //   begin()         begins the next attempt; node 0 first erases the keys of the programs
 //   leave()         node 0, which serves the store, leaves last
+// clang-format on
 //
 // A world is elastic if min_nodes < nnodes. Then node 0 publishes a new world for each attempt: without
 // agents that were lost, and with those that came meanwhile. Every agent has a number that no other one ever

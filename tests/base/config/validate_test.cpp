@@ -76,7 +76,7 @@ TEST(BadCombination, IsRefusedWithBothSides) {
         c.launch.nnodes = 2, c.launch.min_nodes = 1;
         c.launch.workers = "a;10.0.0.1:2222|b;10.0.0.2:2222";
       },
-      "launch.min_nodes", {"launch.min_nodes is 1", "launch.workers lists hosts"});
+      "launch.min_nodes", {"launch.min_nodes is 1", "launch.workers lists nodes"});
   expect_bad([](Config& c) { c.launch.nnodes = 2; }, "launch.rendezvous",
              {"launch.nnodes is 2", "HOST:PORT"});
   expect_bad([&](Config& c) { two_hosts(c), c.launch.backend = "shm"; }, "launch.backend",

@@ -144,7 +144,7 @@ template <class Before>
 ipc::Child launching(const Line& line, StartMethod method, Before before) {
   return fork_child([&line, method, before] {
     before();
-    Spawner spawner = method == StartMethod::forkserver ? Spawner::execute() : Spawner::fork();
+    Spawner spawner = method == StartMethod::forkserver ? Spawner::from_zygote() : Spawner::fork();
     const int fd = spawner.pidfd();
     line.tell("fork server", {&fd, 1});
     std::vector<base::UniqueFd> reports;

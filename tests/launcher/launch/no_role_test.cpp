@@ -8,7 +8,7 @@ namespace {
 
 TEST(ProgramWithoutInit, CannotBeTheZygote) {
   EXPECT_TRUE(
-      says(test::message_of<UsageError>([] { Spawner::execute(); }),
+      says(test::message_of<UsageError>([] { Spawner::from_zygote(); }),
            {"cannot be executed as the forkserver", "accelmgr::init() must be called first in main()"}));
 }
 

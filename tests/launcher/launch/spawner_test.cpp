@@ -12,7 +12,7 @@ namespace {
 
 class Programs : public Launched, public testing::WithParamInterface<bool> {
  protected:
-  static Spawner spawner() { return GetParam() ? Spawner::execute() : Spawner::fork(); }
+  static Spawner spawner() { return GetParam() ? Spawner::from_zygote() : Spawner::fork(); }
   static Task task(std::vector<std::string> program) {
     return {.rank = 3,
             .environment = {{"PATH", "/usr/bin:/bin"}, {"WHO", "me"}},

@@ -104,7 +104,7 @@ void warn_of_threads() try {
 Spawner make_spawner(const Launch& launch, const Calls& calls) {
   switch (launch.spec.start_method) {
     case StartMethod::forkserver:
-      return Spawner::execute();
+      return Spawner::from_zygote();
     case StartMethod::spawn:
       return Spawner::execute_server();
     case StartMethod::fork:

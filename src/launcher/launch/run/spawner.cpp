@@ -50,7 +50,7 @@ Spawner Spawner::execute_server() {
   return Spawner(ipc::ForkServerClient(std::move(executed.socket), std::move(executed.process)));
 }
 
-Spawner Spawner::execute() {
+Spawner Spawner::from_zygote() {
   check_can_be_executed("the forkserver");
   auto served = ipc::fork_from_zygote(fork_server_role);
   return Spawner(ipc::ForkServerClient(std::move(served.socket), std::move(served.process)));

@@ -53,11 +53,11 @@ class Spawner {
   /// and no call makes `calls`. Throws SystemError.
   static Spawner fork(const Calls& calls = {});
   /// Executes this program again as the fork server, which therefore has no memory and no descriptors of this
-  /// process. Throws as execute().
+  /// process. Throws as from_zygote().
   static Spawner execute_server();
   /// Forks the fork server from the zygote, which is this program executed again, once for all launches of
   /// this process. Throws UsageError unless ipc::can_be_executed(), SystemError, SessionError.
-  static Spawner execute();
+  static Spawner from_zygote();
   /// Asks the fork server for a child; does not wait for it. Events carry `slot` as their `rank`. Each pair
   /// of `fds` is a descriptor here and its number in the child, which may be 0, 1 or 2. Returns a socket from
   /// which read_report() reads the child's Report; a program that could not be executed sends one too. Throws
