@@ -39,7 +39,7 @@ TEST(Nccl, FillsTheTableFromTheFirstLibraryThatIsThere) {
 TEST(Nccl, ThatIsTooOldOrCannotSayItsVersionIsRefused) {
   for (const auto& [stub, part] : {std::pair("old", "its version is 21304, and 21400 is the oldest"),
                                    std::pair("mute", "ncclGetVersion: a system error")}) {
-    const auto text = test::message_of<UsageError>([&] { load_nccl({stub_nccl(stub)}); });
+    const auto text = test::message_of<UsageError>([&stub = stub] { load_nccl({stub_nccl(stub)}); });
     EXPECT_NE(text.find(part), std::string::npos) << text;
   }
 }
