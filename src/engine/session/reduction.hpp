@@ -1,9 +1,8 @@
 // The reduction of a committed attempt: each participant sums one slice of all participants' slabs into the
 // master gradients, in one pass and in order of rank. A process may be killed at any instruction.
 //
-// The tags (Tag, layout.hpp) say which elements of which gradients a slab has. The devices of a team may have
-// summed up their gradients already: then each element is in one of their slabs (which one: shards.hpp), and
-// its value is the sum over the team.
+// A tag (layout.hpp) says which elements of a gradient a slab has. When the devices of a team have summed up
+// their gradients before, each element of the sum lies in the slab of one of them; shards.hpp says in which.
 //
 // A large slice is cut into parts, which threads of the runner reduce at the same time. Each has a cursor and
 // an undo image of its own.

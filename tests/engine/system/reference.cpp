@@ -63,7 +63,7 @@ struct Reference::Bound final : RunnerSide {
   std::vector<std::byte> buffers{}, generator;
   session::Manifest manifest{};
   DType dtype = DType::float32;
-  std::vector<replica::Place> places{};  ///< Of the parameters in the master.
+  std::vector<replica::Place> places{};  ///< Where the values of each parameter lie.
   std::map<std::size_t, std::vector<double>> sums{};
   std::unique_ptr<replica::Replica> model;  ///< Destroyed first, because it uses all members above.
 };
