@@ -1,0 +1,342 @@
+# Runs in: the courier.
+"""How members agree on a round: each publishes a record, reads those of the others, and advances.
+
+A round is decided by the members of the round before it, the *voters*, as in Paxos with a ballot for each attempt
+(Lamport, "Paxos Made Simple", 2001). The owner of the first ballot proposes without asking for promises.
+
+    offers of a majority of the voters -> proposal(ballot) -> every member reduces its part, and has the mean
+      -> a voter that has the mean accepts(ballot, proposal, digest of the mean) -> a majority has accepted: decided
+    no decision in time, or a member of the proposal is gone: prepare(a higher ballot) -> a majority has promised
+      -> propose what the highest ballot among them has accepted, or a new proposal without who is gone
+
+What a member says in its record it never takes back in that round, so any order, loss or repetition of messages is
+harmless. Who has lost its memory must not come back under its former name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterable
+from typing import Any
+
+Ballot = tuple[int, str]
+"""An attempt and who proposes in it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Proposal:
+    """A round: whose changes of which blocks are averaged, with which weights."""
+
+    number: int
+    lineage: str
+    members: tuple[str, ...]
+    weights: tuple[float, ...]
+    blocks: tuple[int, int]
+    next_blocks: tuple[int, int]
+    """What the round after it averages."""
+
+    @property
+    def key(self) -> str:
+        """Names what members publish for this proposal."""
+        return hashlib.sha256(json.dumps(dataclasses.astuple(self)).encode()).hexdigest()[:32]
+
+
+Accepted = tuple[Ballot, Proposal, str]
+"""The ballot, the proposal, and the SHA-256 of the mean."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """What a peer tells all others."""
+
+    peer: str
+    version: int = 0
+    lineage: str = ""
+    """Which swarm: peers of one lineage have committed the same rounds."""
+    round: int = 0
+    """The last round that the peer has committed."""
+    voters: tuple[str, ...] = ()
+    digest: str = ""
+    """Of the outer parameters and the outer optimizer's state after that round."""
+    blocks: tuple[int, int] = (0, 0)
+    """What the next round averages."""
+    offer: float | None = None
+    """The weight of the change that the peer offers to the next round."""
+    promised: Ballot = (0, "")
+    accepted: Accepted | None = None
+    prepared: Ballot | None = None
+    """The ballot for which the peer asks for promises."""
+    proposal: tuple[Ballot, Proposal] | None = None
+    lacking: tuple[str, ...] = ()
+    """Peers whose part of the present proposal did not come."""
+    committed: Accepted | None = None
+    """What the last round was."""
+    wants: dict[str, list[str]] = dataclasses.field(default_factory=dict)
+    """Blocks, by their SHA-256, that the peer asks other peers for."""
+
+    def as_bytes(self) -> bytes:
+        return json.dumps(dataclasses.asdict(self)).encode()
+
+    @classmethod
+    def of_bytes(cls, data: bytes) -> Record:
+        """Raises ValueError for what no peer has written."""
+        try:
+            fields = json.loads(data)
+            fields["voters"], fields["blocks"] = tuple(fields["voters"]), tuple(fields["blocks"])
+            fields["lacking"], fields["promised"] = tuple(fields["lacking"]), _ballot(fields["promised"])
+            if fields["prepared"] is not None:
+                fields["prepared"] = _ballot(fields["prepared"])
+            if fields["proposal"] is not None:
+                fields["proposal"] = _ballot(fields["proposal"][0]), _proposal(fields["proposal"][1])
+            for name in ("accepted", "committed"):
+                if fields[name] is not None:
+                    ballot, proposal, mean = fields[name]
+                    fields[name] = _ballot(ballot), _proposal(proposal), str(mean)
+            return cls(**fields)
+        except (TypeError, KeyError, IndexError, AttributeError) as error:
+            raise ValueError(f"no record of a peer: {error}") from error
+
+
+def _ballot(value: Any) -> Ballot:
+    number, proposer = value
+    return int(number), str(proposer)
+
+
+def _proposal(fields: dict[str, Any]) -> Proposal:
+    lists = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+    return Proposal(**lists)
+
+
+def precedence(record: Record) -> tuple[int, int, str]:
+    """Orders lineages: a peer joins one that is smaller than its own."""
+    return -record.round, -record.lineage.count("/"), record.lineage
+
+
+def quorum(voters: Iterable[str]) -> int:
+    return len(tuple(voters)) // 2 + 1
+
+
+class Agreement:
+    """A peer's record, and what follows from those of the others. It has no clock, no thread and no network."""
+
+    def __init__(self, record: Record, min_peers: int | None = None) -> None:
+        """record: as a new peer or one that goes on has it. min_peers: see DiLoCo."""
+        self.record = record
+        self._min_peers = min_peers
+        self.heard: dict[str, Record] = {}
+        """The last record of each other peer."""
+        self.means: dict[str, str] = {}
+        """The SHA-256 of each mean that this peer has, by the proposal's key."""
+        self.waiting_for = ""
+        """Why there is no round; empty while one is under way."""
+
+    # What happens
+
+    def _change(self, **fields: Any) -> None:
+        self.record = dataclasses.replace(self.record, version=self.record.version + 1, **fields)
+
+    def beat(self) -> None:
+        """A new version without news tells the others that this peer lives."""
+        self._change()
+
+    def hear(self, record: Record) -> None:
+        known = self.heard.get(record.peer)
+        if record.peer != self.record.peer and (known is None or known.version < record.version):
+            self.heard[record.peer] = record
+
+    def offer(self, weight: float) -> None:
+        """Offers a change of `record.blocks` to the next round."""
+        self._change(offer=weight)
+
+    def lack(self, peers: tuple[str, ...]) -> None:
+        if peers != self.record.lacking:
+            self._change(lacking=peers)
+
+    def want(self, wants: dict[str, list[str]]) -> None:
+        if wants != self.record.wants:
+            self._change(wants=wants)
+
+    def begin(self, **fields: Any) -> None:
+        """Stands after another round, of this lineage or of another, without offer, promise or vote."""
+        fresh = {"offer": None, "accepted": None, "prepared": None, "proposal": None, "lacking": (), "committed": None}
+        voters, number = fields["voters"], fields["round"]
+        self._change(**{**fresh, "promised": self._first_ballot(voters, number), **fields})
+        self.means.clear()
+
+    def has_quorum(self, alive: set[str]) -> bool:
+        """Whether a majority of the voters answers."""
+        voters = self.record.voters
+        return len({self.record.peer, *alive} & set(voters)) >= quorum(voters)
+
+    def split(self) -> None:
+        """Goes on without the voters. Others of this round join the lineage that begins here."""
+        mine = self.record
+        lineage = f"{mine.lineage}/{mine.round}.{mine.peer}"
+        fields = {name: getattr(mine, name) for name in ("round", "digest", "blocks", "committed")}
+        self.begin(lineage=lineage, voters=(mine.peer,), **fields)
+
+    @staticmethod
+    def _first_ballot(voters: tuple[str, ...], number: int) -> Ballot:
+        return 0, voters[number % len(voters)]
+
+    # What follows
+
+    def _peers(self) -> list[Record]:
+        """Records of the peers that stand where this one stands, its own first."""
+        mine = self.record
+        same = [each for each in self.heard.values() if (each.lineage, each.round) == (mine.lineage, mine.round)]
+        return [mine, *same]
+
+    def ahead(self, alive: set[str]) -> Record | None:
+        """A living peer that this one must follow: it has committed more rounds, or has a lineage to join."""
+        others = [self.heard[peer] for peer in alive if peer in self.heard]
+        best = min(others, key=precedence, default=self.record)
+        if (best.lineage, best.round) == (self.record.lineage, self.record.round + 1):
+            return None  # decided() says what that round was.
+        return best if precedence(best) < precedence(self.record) else None
+
+    def decided(self) -> Accepted | None:
+        """What a majority of the voters has accepted in one ballot, or a peer has committed."""
+        for each in self.heard.values():
+            if (each.lineage, each.round) == (self.record.lineage, self.record.round + 1) and each.committed:
+                return each.committed
+        votes: dict[tuple[Ballot, str, str], set[str]] = {}
+        found: dict[tuple[Ballot, str, str], Accepted] = {}
+        for each in self._peers():
+            if each.accepted is not None and each.peer in self.record.voters:
+                ballot, proposal, mean = each.accepted
+                votes.setdefault((ballot, proposal.key, mean), set()).add(each.peer)
+                found[ballot, proposal.key, mean] = each.accepted
+        for key, voters in votes.items():
+            if len(voters) >= quorum(self.record.voters):
+                return found[key]
+        return None
+
+    def present(self) -> tuple[Ballot, Proposal] | None:
+        """The proposal with the highest ballot, unless this peer has promised a higher one."""
+        made = [each.proposal for each in self._peers() if each.proposal is not None]
+        best = max(made, key=lambda each: each[0], default=None)
+        return best if best is not None and best[0] >= self.record.promised else None
+
+    def advance(self, alive: set[str], is_late: bool, offers_are_late: bool, next_blocks: tuple[int, int]) -> None:
+        """Says in the record what follows from all records.
+
+        alive: the other peers that answer. is_late: the present attempt has taken longer than one takes.
+        offers_are_late: the remaining offers have taken longer to come than offers take. next_blocks: what a proposal
+        of this peer says that the round after it averages.
+        """
+        self.waiting_for = ""
+        is_voter = self.record.peer in self.record.voters
+        if is_voter:
+            self._promise_and_accept()
+            if self.record.prepared is not None and self.record.prepared == self.record.promised:
+                if self.record.proposal is None or self.record.proposal[0] < self.record.prepared:
+                    self._propose_promised(alive, next_blocks)
+            elif self.present() is None and self.record.promised[0] == 0:
+                self._propose_first(alive, offers_are_late, is_late, next_blocks)
+                return
+            if self.decided() is None and self._must_try_again(alive, is_late):
+                self._prepare(alive)
+        elif self.present() is None:
+            self.waiting_for = self._missing_offers(alive, offers_are_late)
+
+    def _promise_and_accept(self) -> None:
+        asked = [each.prepared for each in self._peers() if each.prepared is not None]
+        if asked and max(asked) > self.record.promised:
+            self._change(promised=max(asked))
+        if (present := self.present()) is None:
+            return
+        ballot, proposal = present
+        if ballot > self.record.promised:
+            self._change(promised=ballot)
+        mean = self.means.get(proposal.key)
+        if mean is not None and (self.record.accepted is None or self.record.accepted[0] < ballot):
+            self._change(accepted=(ballot, proposal, mean))
+
+    def _offering(self, alive: set[str]) -> list[Record]:
+        gone = {peer for each in self._peers() for peer in each.lacking}
+        there = [each for each in self._peers() if each.offer is not None and each.digest == self.record.digest]
+        return [
+            each for each in there if each is self.record or (each.peer in alive and each.peer not in gone)
+        ]  # Who is gone comes back with the next round.
+
+    def _missing_offers(self, alive: set[str], offers_are_late: bool) -> str:
+        voters = self.record.voters
+        offering = {each.peer for each in self._offering(alive)}
+        if not self.has_quorum(alive):
+            living = len({self.record.peer, *alive} & set(voters))
+            return f"{quorum(voters)} of the {len(voters)} members of the last round; {living} answer"
+        needed = max(2, self._min_peers or 0)
+        if len({self.record.peer, *alive}) < needed:
+            return f"other peers: this one is alone, and a round needs {needed}"
+        if len(offering & set(voters)) < quorum(voters) or len(offering) < needed:
+            return f"changes: {len(offering)} of {max(needed, quorum(voters))} were offered"
+        late = [each.peer for each in self._peers() if each.peer in {self.record.peer, *alive} - offering]
+        return f"changes of {', '.join(late)}" if late and not offers_are_late else ""
+
+    def _proposal(self, alive: set[str], next_blocks: tuple[int, int]) -> Proposal:
+        offering = sorted(self._offering(alive), key=lambda each: each.peer)
+        weights = tuple(float(each.offer or 0) for each in offering)
+        members = tuple(each.peer for each in offering)
+        mine = self.record
+        return Proposal(mine.round + 1, mine.lineage, members, weights, mine.blocks, next_blocks)
+
+    def _propose_first(
+        self, alive: set[str], offers_are_late: bool, is_late: bool, next_blocks: tuple[int, int]
+    ) -> None:
+        self.waiting_for = self._missing_offers(alive, offers_are_late)
+        if self.waiting_for:
+            return
+        if self.record.promised == (0, self.record.peer):
+            self._change(proposal=((0, self.record.peer), self._proposal(alive, next_blocks)))
+            self._promise_and_accept()
+        elif self.record.promised[1] not in alive or is_late:
+            self._prepare(alive)
+
+    def _propose_promised(self, alive: set[str], next_blocks: tuple[int, int]) -> None:
+        ballot = self.record.promised
+        promised = [each for each in self._peers() if each.peer in self.record.voters and each.promised == ballot]
+        if len(promised) < quorum(self.record.voters):
+            return
+        accepted = [each.accepted for each in promised if each.accepted is not None]
+        if accepted:
+            proposal = max(accepted, key=lambda each: each[0])[1]
+        elif self.waiting_for or (missing := self._missing_offers(alive, True)):
+            self.waiting_for = self.waiting_for or missing
+            return
+        else:
+            proposal = self._proposal(alive, next_blocks)
+        self._change(proposal=(ballot, proposal), lacking=())
+        self._promise_and_accept()
+
+    def _must_try_again(self, alive: set[str], is_late: bool) -> bool:
+        if (present := self.present()) is None:
+            return self.record.promised[1] not in {self.record.peer, *alive} or is_late
+        if present[1].key in self.means or self.holders(present[1], alive):
+            return is_late
+        members = set(present[1].members)
+        lost = members - {self.record.peer, *alive}
+        lost |= {peer for each in self._peers() for peer in each.lacking} & members
+        return is_late or bool(lost)
+
+    def holders(self, proposal: Proposal, alive: set[str]) -> list[str]:
+        """Living peers that have this proposal's mean."""
+        has = [
+            each.peer
+            for each in self.heard.values()
+            for held in (each.accepted, each.committed)
+            if held is not None and held[1] == proposal and each.peer in alive
+        ]
+        return sorted(set(has))
+
+    def _prepare(self, alive: set[str]) -> None:
+        """Begins an attempt, if this peer is the first living voter in the round's order."""
+        voters, number = self.record.voters, self.record.round
+        order = [voters[(number + place) % len(voters)] for place in range(len(voters))]
+        first = next(peer for peer in order if peer == self.record.peer or peer in alive)
+        if first == self.record.peer:
+            highest = max([self.record.promised, *(each.promised for each in self._peers())])
+            ballot = highest[0] + 1, self.record.peer
+            self._change(prepared=ballot, promised=ballot)

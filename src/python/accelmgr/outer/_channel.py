@@ -1,0 +1,88 @@
+# Runs in: the host and the courier.
+"""What host and courier tell each other: messages over a socket, and float32 numbers in a shared memfd.
+
+The memfd has all parameters twice: the change that the host offers, and the outer parameters that it merges.
+
+    host to courier    merged [LINEAGE, ROUND]: the host has merged that; the first message of each courier
+                       offer [LINEAGE, ROUND], weight: the change of the next blocks is in the memfd
+    courier to host    status: as Status
+                       merge [[BLOCK, TOOK PART], ...], stands [LINEAGE, ROUND]: outer parameters are in the memfd
+                       warning TEXT: for the log
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import mmap
+import socket
+from typing import Any
+
+import torch
+
+MOST_BYTES = 1 << 17
+
+
+@dataclasses.dataclass(frozen=True)
+class Status:
+    """Where the courier stands."""
+
+    lineage: str = ""
+    round: int = 0
+    participants: int = 0
+    digest: str = ""
+    waiting_for: str = "the courier, which starts"
+    blocks: tuple[int, int] = (0, 0)
+    is_ready: bool = False
+    """Whether the host may offer a change: no other peer is ahead."""
+
+
+class Numbers:
+    """The shared memfd."""
+
+    def __init__(self, fd: int, sizes: list[int]) -> None:
+        self._memory = mmap.mmap(fd, max(1, 8 * sum(sizes)))
+        both = torch.frombuffer(self._memory, dtype=torch.float32) if sum(sizes) else torch.zeros(0)
+        self._begins = [sum(sizes[:index]) for index in range(len(sizes) + 1)]
+        self._changes, self._merges = both[: sum(sizes)], both[sum(sizes) :]
+
+    def change(self, blocks: tuple[int, int]) -> torch.Tensor:
+        """Of these blocks, one after the other."""
+        return self._changes[self._begins[blocks[0]] : self._begins[blocks[1]]]
+
+    def outer(self, block: int) -> torch.Tensor:
+        return self._merges[self._begins[block] : self._begins[block + 1]]
+
+
+class Channel:
+    """One end of the socket. Not for several threads, except receive()."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._end = end
+
+    def fileno(self) -> int:
+        return self._end.fileno()
+
+    def send(self, **message: Any) -> bool:
+        """Never blocks. Returns False if the other end has not read for long; raises OSError if it has gone."""
+        try:
+            self._end.send(json.dumps(message).encode(), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            return True
+        except BlockingIOError:
+            return False
+
+    def receive(self, may_wait: bool) -> dict[str, Any] | None:
+        """None: there is no message. Raises EOFError when the other end has gone."""
+        try:
+            data = self._end.recv(MOST_BYTES, 0 if may_wait else socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return None
+        except ConnectionError as error:
+            raise EOFError from error
+        if not data:
+            raise EOFError
+        message: dict[str, Any] = json.loads(data)
+        return message
+
+    def close(self) -> None:
+        self._end.close()

@@ -1,0 +1,156 @@
+# Runs in: the courier.
+"""The bytes of one round: each member reduces its part of all changes, and gets the other parts of the mean."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import hashlib
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+from accelmgr.outer._agreement import Proposal
+from accelmgr.outer._payload import decode, encode, part_of
+from accelmgr.outer.bytes import Absent, Bytes
+
+POLL_S = 0.5
+"""A fetch that can be given up is made in pieces of this length."""
+
+
+class Cancelled(Exception):
+    pass
+
+
+class Exchange:
+    """Gets the mean of a proposal. Its methods run in a thread of their own, and call back from there."""
+
+    def __init__(
+        self,
+        proposal: Proposal,
+        peer: str,
+        transport: Bytes,
+        kind: str,
+        count: int,
+        bound: float | None,
+        *,
+        holders: Callable[[], list[str]],
+        lacks: Callable[[str], None],
+        says: Callable[[str], None],
+    ) -> None:
+        """count: numbers of the proposal's blocks. bound: see DiLoCo. holders: peers that have the whole mean.
+
+        lacks: called with a peer whose bytes do not come. says: called with a warning.
+        """
+        self.proposal, self.published = proposal, list[str]()
+        self.is_cancelled = False
+        self.seconds = self.received = 0.0
+        self._peer, self._transport, self._kind, self._count, self._bound = peer, transport, kind, count, bound
+        self._holders, self._lacks, self._says = holders, lacks, says
+
+    def _publish(self, key: str, data: bytes) -> None:
+        self.published.append(f"{self.proposal.key}/{key}")
+        self._transport.publish(self.published[-1], data)
+
+    def forget(self) -> None:
+        """Gives up what was published for this proposal."""
+        self.is_cancelled = True
+        for key in self.published:
+            self._transport.publish(key, None)
+
+    def _fetch(self, key: str, peer: str, may_lack: bool = True) -> bytes:
+        """Waits until it has come, or a holder has the whole mean. Raises Absent then."""
+        while True:
+            if self.is_cancelled:
+                raise Cancelled
+            try:
+                begin = time.monotonic()
+                data = self._transport.fetch(f"{self.proposal.key}/{key}", peer, begin + POLL_S)
+                self.received += len(data)
+                return data
+            except Absent as absent:
+                if absent.is_gone and may_lack:
+                    self._lacks(peer)
+                if self._holders():
+                    raise
+
+    def mean(self, change: torch.Tensor | None) -> bytes:
+        """change: of this peer, if it is a member. Returns the whole mean, encoded part by part.
+
+        Raises Cancelled.
+        """
+        begin = time.monotonic()
+        data = None
+        while data is None:
+            try:
+                is_member = change is not None and self._peer in self.proposal.members
+                data = self._from_holder() if self._holders() or not is_member else self._made(change)
+            except Absent:
+                continue
+        self.seconds = time.monotonic() - begin
+        self._publish("mean", data)
+        return data
+
+    def _from_holder(self) -> bytes | None:
+        for holder in self._holders():
+            try:
+                return self._transport.fetch(f"{self.proposal.key}/mean", holder, time.monotonic() + 60)
+            except Absent:
+                continue
+        if self.is_cancelled:
+            raise Cancelled
+        time.sleep(0.05)  # Until a peer has the mean.
+        return None
+
+    def _made(self, change: torch.Tensor | None) -> bytes:
+        assert change is not None
+        members = self.proposal.members
+        mine = members.index(self._peer)
+        if not self.published:
+            for index in range(len(members)):
+                self._publish(str(index), encode(change[part_of(self._count, index, len(members))], self._kind))
+        with concurrent.futures.ThreadPoolExecutor(min(len(members), 16)) as pool:
+            parts = list(pool.map(lambda member: self._fetch(str(mine), member), members))
+            reduced = self._reduced(parts, part_of(self._count, mine, len(members)))
+            self._publish(f"mean/{mine}", encode(reduced, self._kind))
+            means = pool.map(lambda place: self._fetch(f"mean/{place[0]}", place[1]), enumerate(members))
+            return b"".join(means)
+
+    def _reduced(self, parts: list[bytes], place: slice) -> torch.Tensor:
+        """The weighted mean in the order of members, of changes of at most `bound` times the median norm."""
+        changes: list[tuple[str, float, torch.Tensor]] = []
+        for member, weight, data in zip(self.proposal.members, self.proposal.weights, parts, strict=True):
+            try:
+                changes.append((member, weight, decode(data, place.stop - place.start, self._kind)))
+            except ValueError as error:
+                self._says(f"the change of {member} is left out of round {self.proposal.number}: {error}")
+        norms = [float(torch.linalg.vector_norm(change)) for _, _, change in changes]
+        most = self._bound * statistics.median(norms) if self._bound and norms else float("inf")
+        total = torch.zeros(place.stop - place.start)
+        for (member, weight, change), norm in zip(changes, norms, strict=True):
+            if norm > most:
+                self._says(
+                    f"the change of {member} is scaled down in round {self.proposal.number}: its norm is {norm:.3g}, "
+                    f"and at most {most:.3g} counts, {self._bound:g} times the median"
+                )
+            total.add_(change, alpha=weight * min(1.0, most / norm if norm > 0 else 1.0))
+        return total.div_(sum(weight for _, weight, _ in changes) or 1.0)
+
+
+def decoded(mean: bytes, proposal: Proposal, count: int, kind: str) -> torch.Tensor:
+    """The mean's numbers. Raises ValueError."""
+    values, begin = [], 0
+    for index in range(len(proposal.members)):
+        place = part_of(count, index, len(proposal.members))
+        numbers = place.stop - place.start
+        size = len(encode(torch.zeros(numbers), kind)) if numbers else 0
+        values.append(decode(mean[begin : begin + size], numbers, kind))
+        begin += size
+    if begin != len(mean):
+        raise ValueError(f"a mean of {len(mean)} bytes; {begin} were expected")
+    return torch.cat(values)
+
+
+def digest_of(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

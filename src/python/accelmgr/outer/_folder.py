@@ -1,0 +1,50 @@
+# Runs in: the courier.
+"""Bytes by way of a folder that all peers see: of one machine, a network's file system, a mounted object store."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import shutil
+import time
+
+from accelmgr.outer.bytes import Absent
+
+POLL_S = 0.02
+
+
+class Folder:
+    """A transport. Each peer has a folder there, and a file in it for each key."""
+
+    def __init__(self, path: str | os.PathLike[str], peer: str) -> None:
+        self._root, self._peer = pathlib.Path(path), peer
+        (self._root / peer).mkdir(parents=True, exist_ok=True)
+
+    def _file(self, peer: str, key: str) -> pathlib.Path:
+        return self._root / peer / key.replace("/", "~")
+
+    def publish(self, key: str, value: bytes | None) -> None:
+        file = self._file(self._peer, key)
+        if value is None:
+            file.unlink(missing_ok=True)
+            return
+        part = file.with_name(f".{file.name}")
+        part.write_bytes(value)
+        part.replace(file)
+
+    def fetch(self, key: str, peer: str, deadline: float, known: bytes | None = None) -> bytes:
+        file = self._file(peer, key)
+        while True:
+            with contextlib.suppress(OSError):
+                if (value := file.read_bytes()) != known:
+                    return value
+            if time.monotonic() > deadline:
+                raise Absent(f"{key} of {peer} is not in {self._root}", is_gone=not file.parent.exists())
+            time.sleep(POLL_S)  # A network's file system tells nobody that a file has come.
+
+    def peers(self) -> set[str]:
+        return {entry.name for entry in self._root.iterdir() if entry.name != self._peer}
+
+    def close(self) -> None:
+        shutil.rmtree(self._root / self._peer, ignore_errors=True)

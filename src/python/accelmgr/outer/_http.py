@@ -1,0 +1,215 @@
+# Runs in: the courier.
+"""Bytes by way of HTTP: each peer serves what it has published. For a local network or a VPN; values are not encrypted.
+
+GET /RUN/KEY       If-None-Match: "SHA-256 of the value that is known", Prefer: wait=SECONDS
+GET /RUN/peers     the addresses of the peers that this one has heard of
+Peer: NAME ADDRESS, Authorization: Bearer TOKEN     in every request
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import http.client
+import http.server
+import json
+import socket
+import threading
+import time
+import urllib.parse
+from typing import Any
+
+from accelmgr.outer.bytes import Absent
+
+LOOK_S = 3.0
+"""How often a peer asks others which peers they know."""
+CONNECT_S = 5.0
+
+
+class _Server(http.server.ThreadingHTTPServer):
+    daemon_threads = True
+    allow_reuse_address = True
+    request_queue_size = 128
+    address_family = socket.AF_INET
+    owner: Http
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """The peer has gone; there is nobody to tell."""
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    timeout = 120
+    disable_nagle_algorithm = True
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        assert isinstance(self.server, _Server)
+        status, value = self.server.owner.answer(self.path, dict(self.headers.items()), self.client_address[0])
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(value)))
+        self.end_headers()
+        self.wfile.write(value)
+
+
+def _split(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise ValueError(f"'{address}' is no address; it must be HOST:PORT")
+    return host, int(port)
+
+
+class Http:
+    """A transport."""
+
+    def __init__(
+        self, peer: str, run: str, secret: str, seeds: list[str], listen: str = "", advertise: str = ""
+    ) -> None:
+        """seeds: addresses of peers. listen: HOST:PORT to serve at; empty: one of `seeds` if it is of this machine and
+        free, else any port. advertise: the address that others are told; empty: the one that they see, and the port.
+
+        Raises OSError: `listen` cannot be served at.
+        """
+        self._peer, self._run, self._seeds = peer, urllib.parse.quote(run, safe=""), seeds
+        self._token = hashlib.sha256(f"reader\n{run}\n{secret}".encode()).hexdigest()
+        self._values: dict[str, bytes] = {}
+        self._changed = threading.Condition()
+        self._addresses: dict[str, str] = {}
+        self._connections = threading.local()
+        self._closing = threading.Event()
+        self._server = self._bound(listen)
+        self._server.owner = self
+        self.address = advertise or f":{self._server.server_port}"  # Others see the host.
+        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True).start()
+        threading.Thread(target=self._look, daemon=True).start()
+
+    def _bound(self, listen: str) -> _Server:
+        if listen:
+            return _Server(_split(listen), _Handler)
+        for seed in self._seeds:
+            with contextlib.suppress(OSError):
+                return _Server(_split(seed), _Handler)
+        return _Server(("", 0), _Handler)
+
+    # Serving
+
+    def answer(self, path: str, headers: dict[str, str], client: str) -> tuple[int, bytes]:
+        """Status and body. Blocks for as long as the request says, at most 60 s."""
+        if not hmac.compare_digest(headers.get("Authorization", ""), f"Bearer {self._token}"):
+            return 403, b"another run, or another secret"
+        name, _, address = headers.get("Peer", "").partition(" ")
+        if name and address:
+            self._note(name, f"{client}{address}" if address.startswith(":") else address)
+        run, _, key = path.lstrip("/").partition("/")
+        if run != self._run:
+            return 404, b"another run"
+        if key == "peers":
+            with self._changed:
+                return 200, json.dumps({self._peer: self.address, **self._addresses}).encode()
+        known = headers.get("If-None-Match", "")
+        with contextlib.suppress(ValueError):
+            wait = min(60.0, float(headers.get("Prefer", "").partition("wait=")[2] or 0))
+            with self._changed:
+                self._changed.wait_for(lambda: self._is_new(key, known) or self._closing.is_set(), wait)
+                if self._is_new(key, known):
+                    return 200, self._values[key]
+        return 404, b"not published"
+
+    def _is_new(self, key: str, known: str) -> bool:
+        value = self._values.get(key)
+        return value is not None and (not known or known != hashlib.sha256(value).hexdigest())
+
+    def publish(self, key: str, value: bytes | None) -> None:
+        with self._changed:
+            if value is None:
+                self._values.pop(key, None)
+            else:
+                self._values[key] = value
+            self._changed.notify_all()
+
+    # Asking
+
+    def _ask(self, address: str, key: str, deadline: float, headers: dict[str, str]) -> tuple[int, bytes]:
+        """Raises OSError or http.client.HTTPException: there is no answer."""
+        kept: dict[str, http.client.HTTPConnection] = self._connections.__dict__
+        given = {"Authorization": f"Bearer {self._token}", "Peer": f"{self._peer} {self.address}", **headers}
+        connection = kept.pop(address, None)
+        for _ in range(2):
+            is_kept = connection is not None
+            if connection is None:
+                connection = http.client.HTTPConnection(*_split(address), timeout=CONNECT_S)
+                connection.connect()
+                connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            try:
+                # What has begun to come may go on for longer, as long as it comes.
+                connection.sock.settimeout(max(0.05, deadline - time.monotonic()) + CONNECT_S)
+                connection.request("GET", f"/{self._run}/{key}", headers=given)
+                response = connection.getresponse()
+                body = response.read()
+                kept[address] = connection
+                return response.status, body
+            except (ConnectionError, http.client.RemoteDisconnected):
+                connection.close()
+                if not is_kept:
+                    raise
+                connection = None  # The peer has closed what was kept.
+            except BaseException:
+                connection.close()
+                raise
+        raise ConnectionError
+
+    def fetch(self, key: str, peer: str, deadline: float, known: bytes | None = None) -> bytes:
+        while True:
+            with self._changed:
+                address = self._addresses.get(peer)
+            if peer == self._peer:
+                address = f"127.0.0.1:{self._server.server_port}"
+            if address is None:
+                raise Absent(f"the address of {peer} is not known", is_gone=True)
+            wait = max(0.0, min(60.0, deadline - time.monotonic()))
+            headers = {"Prefer": f"wait={wait:.3f}"}
+            if known is not None:
+                headers["If-None-Match"] = hashlib.sha256(known).hexdigest()
+            try:
+                status, body = self._ask(address, urllib.parse.quote(key), deadline, headers)
+            except (OSError, http.client.HTTPException) as error:
+                raise Absent(f"{peer} at {address} does not answer: {error}", is_gone=True) from error
+            if status == 200:
+                return body
+            if status == 403:
+                raise Absent(f"{peer} at {address} has another secret or another run", is_gone=True)
+            if time.monotonic() >= deadline:
+                raise Absent(f"{peer} at {address} has not published {key}")
+
+    def _note(self, peer: str, address: str) -> None:
+        with self._changed:
+            if peer != self._peer:
+                self._addresses[peer] = address
+
+    def _look(self) -> None:
+        """Asks seeds and peers which peers they know."""
+        while not self._closing.is_set():
+            with self._changed:
+                addresses = {*self._seeds, *self._addresses.values()}
+            for address in addresses:
+                with contextlib.suppress(OSError, ValueError, http.client.HTTPException):
+                    status, body = self._ask(address, "peers", time.monotonic(), {})
+                    if status == 200:
+                        for name, place in json.loads(body).items():
+                            host = _split(address)[0]
+                            self._note(str(name), f"{host}{place}" if str(place).startswith(":") else str(place))
+            self._closing.wait(LOOK_S if self._addresses else 0.5)
+
+    def peers(self) -> set[str]:
+        with self._changed:
+            return set(self._addresses)
+
+    def close(self) -> None:
+        self._closing.set()
+        with self._changed:
+            self._changed.notify_all()
+        self._server.shutdown()
+        self._server.server_close()

@@ -1,0 +1,196 @@
+# Runs in: the courier.
+"""The outer parameters and the outer optimizer's state, in a memfd that outlives the courier.
+
+    header A | header B | a slot for each block | what a commit has not copied into slots yet
+    header: sequence, length, SHA-256, JSON: the peer's record, the redo list
+
+A commit writes the new blocks behind the slots, then the header that lists them, then the slots. A courier that is
+killed at any instant leaves the state before the commit, or the list from which the next one finishes it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from safetensors.torch import load, save
+
+HEADER_BYTES = 1 << 20
+PREFIX = struct.Struct("<QQ32s")
+Redo = list[tuple[int, int]]
+"""Blocks and their lengths, in the order in which they lie behind the slots."""
+
+
+def _capacity(shape: Sequence[int]) -> int:
+    """Room for a block: its values and at most three tensors of the optimizer like it. Unused pages take no memory."""
+    numbers = 1
+    for size in shape:
+        numbers *= size
+    return (8 + 4 * 4 * numbers + 8192 + 63) // 64 * 64
+
+
+class State:
+    """All blocks. A block is one parameter, in float32, with its optimizer's state."""
+
+    def __init__(
+        self,
+        fd: int,
+        shapes: list[tuple[int, ...]],
+        initial: Callable[[], list[torch.Tensor]],
+        optimizer: Callable[[list[torch.Tensor]], torch.optim.Optimizer],
+    ) -> None:
+        """initial: the values, if the memfd has none yet. optimizer: makes one of the outer parameters."""
+        self._fd = fd
+        capacities = [_capacity(shape) for shape in shapes]
+        self._slots = [2 * HEADER_BYTES + sum(capacities[:index]) for index in range(len(shapes))]
+        self._capacities, self._redo = capacities, 2 * HEADER_BYTES + sum(capacities)
+        self._sequence = 0
+        header = self._newest()
+        self.parameters = [torch.zeros(shape) for shape in shapes]
+        self._optimizer_of = optimizer
+        self.hashes = [""] * len(shapes)
+        self.record: dict[str, Any] | None = None
+        if header is None:
+            self.parameters = [value.clone() for value in initial()]
+            self._optimizer = optimizer(self.parameters)
+            self._write(range(len(shapes)), [self._encoded(index) for index in range(len(shapes))])
+        else:
+            self.record = header["record"]
+            self._finish(header["redo"])
+            self._optimizer = optimizer(self.parameters)
+            for index in range(len(shapes)):
+                self._load(index, self.block(index))
+
+    # The memfd
+
+    def _newest(self) -> dict[str, Any] | None:
+        found = None
+        for place in (0, HEADER_BYTES):
+            sequence, length, digest = PREFIX.unpack(os.pread(self._fd, PREFIX.size, place).ljust(PREFIX.size, b"\0"))
+            if sequence <= self._sequence or length > HEADER_BYTES - PREFIX.size:
+                continue
+            text = os.pread(self._fd, length, place + PREFIX.size)
+            if hashlib.sha256(struct.pack("<Q", sequence) + text).digest() == digest:
+                self._sequence, found = sequence, json.loads(text)
+        return found
+
+    def _write_header(self, redo: Redo) -> None:
+        text = json.dumps({"record": self.record, "redo": redo}).encode()
+        sequence = self._sequence + 1
+        place = HEADER_BYTES * (sequence % 2)
+        digest = hashlib.sha256(struct.pack("<Q", sequence) + text).digest()
+        _write_all(self._fd, PREFIX.pack(sequence, len(text), digest) + text, place)
+        self._sequence = sequence
+
+    def keep(self, record: dict[str, Any]) -> None:
+        """What the peer has said to others is never forgotten."""
+        self.record = record
+        self._write_header([])
+
+    def _write(self, blocks: Iterable[int], datas: list[bytes]) -> None:
+        redo: Redo = []
+        place = self._redo
+        for index, data in zip(blocks, datas, strict=True):
+            if len(data) + 8 > self._capacities[index]:
+                raise ValueError(
+                    f"parameter {index} has {len(data)} bytes with the outer optimizer's state; at most "
+                    f"{self._capacities[index] - 8} fit: three tensors of the parameter's size"
+                )
+            _write_all(self._fd, data, place)
+            redo.append((index, len(data)))
+            place += len(data)
+            self.hashes[index] = hashlib.sha256(data).hexdigest()
+        self._write_header(redo)
+        self._finish(redo)
+
+    def _finish(self, redo: Redo) -> None:
+        place = self._redo
+        for index, length in redo:
+            _write_all(self._fd, struct.pack("<Q", length) + os.pread(self._fd, length, place), self._slots[index])
+            place += length
+        if redo:
+            self._write_header([])
+            os.ftruncate(self._fd, self._redo)
+
+    def block(self, index: int) -> bytes:
+        """As other peers get it."""
+        (length,) = struct.unpack("<Q", os.pread(self._fd, 8, self._slots[index]))
+        return os.pread(self._fd, length, self._slots[index] + 8)
+
+    # Blocks
+
+    def _encoded(self, index: int) -> bytes:
+        parameter = self.parameters[index]
+        tensors = {"parameter": parameter}
+        for name, value in self._optimizer.state.get(parameter, {}).items():
+            if isinstance(value, torch.Tensor):
+                tensors[f"state.{name}"] = value.contiguous()
+            elif isinstance(value, (int, float)):
+                tensors[f"number.{name}"] = torch.tensor(float(value), dtype=torch.float64)
+        return save(tensors)
+
+    def _load(self, index: int, data: bytes) -> None:
+        tensors, parameter = load(data), self.parameters[index]
+        parameter.copy_(tensors["parameter"])
+        state: dict[str, Any] = {name[6:]: value for name, value in tensors.items() if name.startswith("state.")}
+        state |= {name[7:]: float(value) for name, value in tensors.items() if name.startswith("number.")}
+        self._optimizer.state.pop(parameter, None)
+        if state:
+            self._optimizer.state[parameter] = state
+        self.hashes[index] = hashlib.sha256(data).hexdigest()
+
+    @property
+    def digest(self) -> str:
+        return digest_of(self.hashes)
+
+    def count(self, blocks: tuple[int, int]) -> int:
+        """How many numbers these blocks have."""
+        return sum(value.numel() for value in self.parameters[slice(*blocks)])
+
+    def step(self, blocks: tuple[int, int], mean: torch.Tensor, record: Callable[[str], dict[str, Any]]) -> None:
+        """Makes the outer step of these blocks with the mean change as gradient.
+
+        record: called with the digest after it; what it returns is committed with the step.
+        """
+        begin = 0
+        for parameter in self.parameters[slice(*blocks)]:
+            parameter.grad = mean[begin : begin + parameter.numel()].view_as(parameter)
+            begin += parameter.numel()
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        datas = [self._encoded(index) for index in range(*blocks)]
+        self._commit(range(*blocks), datas, record)
+
+    def take(self, blocks: dict[int, bytes], record: Callable[[str], dict[str, Any]]) -> None:
+        """Replaces blocks by those of another peer. Raises ValueError: the blocks have other shapes."""
+        for index, data in blocks.items():
+            shape = load(data)["parameter"].shape
+            if shape != self.parameters[index].shape:
+                wanted = list(self.parameters[index].shape)
+                raise ValueError(f"parameter {index} has the shape {list(shape)} there and {wanted} here")
+        for index, data in blocks.items():
+            self._load(index, data)
+        self._commit(blocks, list(blocks.values()), record)
+
+    def _commit(self, blocks: Iterable[int], datas: list[bytes], record: Callable[[str], dict[str, Any]]) -> None:
+        hashes = list(self.hashes)
+        for index, data in zip(blocks, datas, strict=True):
+            hashes[index] = hashlib.sha256(data).hexdigest()
+        self.record = record(digest_of(hashes))
+        self._write(blocks, datas)
+
+
+def _write_all(fd: int, data: bytes, place: int) -> None:
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(fd, view, place)
+        view, place = view[written:], place + written
+
+
+def digest_of(hashes: Iterable[str]) -> str:
+    return hashlib.sha256("".join(hashes).encode()).hexdigest()

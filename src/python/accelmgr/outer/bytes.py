@@ -1,0 +1,65 @@
+# Runs in: the courier.
+"""How peers get each other's bytes: what a transport does, and the seal around what it carries."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from typing import Protocol
+
+
+class Absent(Exception):
+    """The peer has not published the key in time. is_gone: it does not answer."""
+
+    def __init__(self, text: str, is_gone: bool = False) -> None:
+        super().__init__(text)
+        self.is_gone = is_gone
+
+
+class Bytes(Protocol):
+    """Each peer publishes values, which other peers fetch. All methods may be called from any thread."""
+
+    def publish(self, key: str, value: bytes | None) -> None:
+        """Others can fetch this value from now on; None: no longer. Raises OSError (a full disk)."""
+
+    def fetch(self, key: str, peer: str, deadline: float, known: bytes | None = None) -> bytes:
+        """Returns the value that `peer` has published, as soon as it is there and is not `known`.
+
+        deadline: a time of time.monotonic(). Raises Absent.
+        """
+        ...
+
+    def peers(self) -> set[str]:
+        """Other peers that this one has heard of; they may be gone."""
+        ...
+
+    def close(self) -> None:
+        """Others cannot fetch anything from this peer any more."""
+
+
+class Sealed:
+    """A transport whose values were published by a peer that knows the swarm's secret, under this key, in this run."""
+
+    def __init__(self, transport: Bytes, peer: str, run: str, secret: str) -> None:
+        self._transport, self._peer = transport, peer
+        self._secret = hashlib.sha256(f"{run}\n{secret}".encode()).digest()
+
+    def _seal(self, peer: str, key: str, value: bytes) -> bytes:
+        return hmac.digest(self._secret, f"{peer}\n{key}\n".encode() + value, "sha256")
+
+    def publish(self, key: str, value: bytes | None) -> None:
+        self._transport.publish(key, None if value is None else self._seal(self._peer, key, value) + value)
+
+    def fetch(self, key: str, peer: str, deadline: float, known: bytes | None = None) -> bytes:
+        """Raises Absent also for a value that the seal does not fit: such a peer has not published it."""
+        sealed = None if known is None else self._seal(peer, key, known) + known
+        value = self._transport.fetch(key, peer, deadline, sealed)
+        if not hmac.compare_digest(value[:32], self._seal(peer, key, value[32:])):
+            raise Absent(f"{key} of {peer} does not have the seal of this run: is its `secret` another?", is_gone=True)
+        return value[32:]
+
+    def peers(self) -> set[str]:
+        return self._transport.peers()
+
+    def close(self) -> None:
+        self._transport.close()

@@ -1,0 +1,335 @@
+# Runs in: the host.
+"""The host's side of rounds between machines."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import socket
+import subprocess
+import sys
+import time
+import uuid
+import weakref
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+import cloudpickle
+import torch
+
+from accelmgr import _native
+from accelmgr._memory.memfd import make_memfd
+from accelmgr.errors import ConfigError, UsageError
+from accelmgr.manager import Manager
+from accelmgr.outer._channel import Channel, Numbers, Status
+from accelmgr.outer._courier import Settings
+from accelmgr.outer._payload import KINDS
+
+logger = logging.getLogger("accelmgr")
+
+Optimizer = Callable[[list[torch.Tensor]], torch.optim.Optimizer]
+RESTART_S = 1.0
+"""The least time between two starts of a courier."""
+_PROGRAM = """import sys
+sys.path[:] = {path!r}
+from accelmgr.outer._courier import main
+main(sys.argv[1:])
+"""
+
+
+def nesterov(parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
+    """The outer optimizer of DiLoCo."""
+    return torch.optim.SGD(parameters, lr=0.7, momentum=0.9, nesterov=True)
+
+
+class _Courier:
+    """The process, and this end of its socket."""
+
+    def __init__(self, fds: tuple[int, int, int]) -> None:
+        """fds: of settings, numbers and state."""
+        own, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        settings, numbers, state = fds
+        program = _PROGRAM.format(path=[os.path.abspath(entry) for entry in sys.path])
+        passed = [settings, its.fileno(), numbers, state]
+        command = [sys.executable, "-c", program, str(os.getpid()), *map(str, passed)]
+        self.channel = Channel(own)
+        with its:
+            self.process = subprocess.Popen(command, pass_fds=passed, stdin=subprocess.DEVNULL)
+
+    def end(self) -> None:
+        """The courier ends when its socket closes; it is killed if that takes 2 s."""
+        self.channel.close()
+        try:
+            self.process.wait(2)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+class DiLoCo:
+    """Averages what machines have changed in `every` steps, and lets an outer optimizer apply the mean.
+
+    manager: of this machine, which is one peer, however many runners it has.
+    swarm: `RUN@PLACE`. Peers with the same RUN and secret are one swarm. PLACE is `HOST:PORT` of a peer that the others
+        reach (the first one that can serves there; several, separated by commas, if one may be gone), or a folder that
+        all see (`run-7@/mnt/shared`). After it has joined, a peer needs no particular other one.
+    every: inner steps from one offer of a change to the next.
+    optimizer: makes the outer optimizer of a list of float32 tensors, in the courier; None: SGD with rate 0.7 and
+        Nesterov momentum 0.9. It may keep at most three tensors for each parameter.
+    mix: how much of the outer parameters a merge takes: 1.0 replaces the inner ones.
+    payload: how changes travel: `int8`, `int4` (both by blocks of 256) or `float32`.
+    weight: what a step adds to the weight of this peer's change; None: its samples.
+    min_peers: the least members of a round. When no majority of the last round's members is there, so many peers go on
+        without the others; None: they wait. Two halves of a divided swarm may both go on then; when they meet, the one
+        with fewer rounds takes over the other's state.
+    bound: a change whose norm is more than so many times the median is scaled down; None: it is not.
+    secret: lets peers in. Values are signed with it, not encrypted.
+    listen, advertise: HOST:PORT to serve at, and that others reach this peer at, where that differs (NAT).
+
+    A round counts once or not at all: members, weights and mean are agreed on by a majority of the last round's
+    members, and each commits it in one piece. A peer that dies, hangs or is late is left out, and takes the state of
+    the others when it comes back; its inner parameters and their optimizer stay. Buffers are not averaged.
+
+    Source: Douillard et al., "DiLoCo", 2023; "Streaming DiLoCo with overlapping communication", 2025 (`mix`).
+
+    One thread at a time. Raises ConfigError for arguments that cannot be, UsageError before the manager's start.
+    """
+
+    def __init__(
+        self,
+        manager: Manager,
+        swarm: str,
+        every: int,
+        optimizer: Optimizer | None = None,
+        *,
+        mix: float = 0.5,
+        payload: str = "int8",
+        weight: Callable[[_native.StepResult], float] | None = None,
+        min_peers: int | None = None,
+        bound: float | None = 10.0,
+        secret: str = "",
+        listen: str = "",
+        advertise: str = "",
+    ) -> None:
+        run, _, place = swarm.partition("@")
+        if not run or not place or ("/" not in place and not all(":" in each for each in place.split(","))):
+            raise ConfigError(f"swarm is '{swarm}'; it must be RUN@HOST:PORT or RUN@/FOLDER", "swarm")
+        if every < 1:
+            raise ConfigError(f"every is {every}; it must be at least 1", "every")
+        if not 0 < mix <= 1:
+            raise ConfigError(f"mix is {mix}; it must be more than 0 and at most 1", "mix")
+        if payload not in KINDS:
+            raise ConfigError(f"payload is '{payload}'; it must be one of {', '.join(KINDS)}", "payload")
+        if min_peers is not None and min_peers < 2:
+            raise ConfigError(f"min_peers is {min_peers}; it must be at least 2", "min_peers")
+        self._manager, self._every, self._mix = manager, every, mix
+        self._weight = weight or (lambda result: result.samples)
+        self._parameters = [each for each in manager.parameters() if each.requires_grad]
+        if not self._parameters:
+            raise UsageError("DiLoCo(): the manager has no parameters that are trained; was it started?")
+        if any(each.is_complex() for each in self._parameters):
+            raise ConfigError("DiLoCo() has no rounds for complex parameters", "manager")
+        self._status = Status()
+        self._merged: list[Any] | None = None
+        self._offered: list[Any] | None = None
+        self._pending: dict[str, Any] | None = None
+        self._steps, self._sum, self._offered_weight = 0, 0.0, 0.0
+        self.peer = f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
+        manager.sync()
+        self._base = [each.detach().to(torch.float32, copy=True) for each in self._parameters]
+        shapes = [tuple(each.shape) for each in self._parameters]
+        sizes = [each.numel() for each in self._parameters]
+        settings = Settings(
+            self.peer,
+            run,
+            place,
+            secret,
+            listen,
+            advertise,
+            payload,
+            bound,
+            min_peers,
+            shapes,
+            cloudpickle.dumps(optimizer or nesterov),
+        )
+        self._fds = (
+            make_memfd("accelmgr-outer-settings", 0),
+            make_memfd("accelmgr-outer-numbers", 8 * sum(sizes)),
+            (make_memfd("accelmgr-outer-state", 0)),
+        )
+        with open(f"/proc/self/fd/{self._fds[0]}", "wb") as file:
+            file.write(cloudpickle.dumps(settings))
+        self._numbers = Numbers(self._fds[1], sizes)
+        for index, value in enumerate(self._base):
+            self._numbers.outer(index).copy_(value.flatten())
+        self._holder: list[_Courier] = []
+        self._closing = weakref.finalize(self, _close, self._holder, self._fds)
+        self._started_at = 0.0
+        self._start()
+
+    # The courier
+
+    def _start(self) -> None:
+        self._started_at = time.monotonic()
+        self._holder[:] = [_Courier(self._fds)]
+        self._send(merged=self._merged, is_first=True)
+        if self._offered is not None:  # The last one may have died before it read that.
+            self._send(offer=self._offered, weight=self._offered_weight)
+
+    @property
+    def courier_pid(self) -> int:
+        """The process beside this one; another one takes its place when it dies."""
+        return self._courier().process.pid
+
+    def _courier(self) -> _Courier:
+        if not self._holder:
+            raise UsageError("DiLoCo: it was closed")
+        return self._holder[0]
+
+    def _send(self, **message: Any) -> None:
+        with contextlib.suppress(OSError):  # It has died; _receive() sees that.
+            self._courier().channel.send(**message)
+
+    def _receive(self) -> None:
+        courier = self._courier()
+        try:
+            while (message := courier.channel.receive(may_wait=False)) is not None:
+                if "status" in message:
+                    fields = message["status"]
+                    self._status = Status(**{**fields, "blocks": tuple(fields["blocks"])})
+                if "merge" in message:
+                    self._pending = message
+                if "warning" in message:
+                    logger.warning("outer: %s", message["warning"])
+        except EOFError:
+            if time.monotonic() - self._started_at > RESTART_S:
+                courier.end()
+                logger.warning("outer: the courier ended (%s); another one goes on", courier.process.returncode)
+                self._pending = None
+                self._start()
+
+    # Steps
+
+    def step(self, result: _native.StepResult) -> None:
+        """Call it after each step. It merges what has come, and offers a change when `every` steps were made.
+
+        It never waits for another peer. With inner steps it calls manager.sync() when there is something to merge or to
+        offer.
+        """
+        if result.counted:
+            self._steps += 1
+            self._sum += self._weight(result)
+        self._receive()
+        self._act()
+
+    def _act(self) -> None:
+        is_due = self._is_due()
+        if self._pending is None and not is_due:
+            return
+        self._manager.sync()
+        if self._pending is not None:
+            self._merge(self._pending)
+        if is_due and self._is_due():
+            self._offer()
+
+    def _is_due(self) -> bool:
+        status = self._status
+        stands = [status.lineage, status.round]
+        share = sum(value.numel() for value in self._base[slice(*status.blocks)]) / sum(v.numel() for v in self._base)
+        return (
+            status.is_ready
+            and self._merged == stands
+            and self._offered != stands
+            and self._steps >= max(1, round(self._every * share))
+        )
+
+    @torch.no_grad()
+    def _merge(self, message: dict[str, Any]) -> None:
+        replaces = self._merged is None
+        with self._manager.writing():
+            for index, took_part in message["merge"]:
+                parameter, base = self._parameters[index].detach(), self._base[index]
+                outer = self._numbers.outer(index).view(base.shape)
+                if replaces or self._mix == 1:
+                    parameter.copy_(outer)
+                else:
+                    parameter.lerp_(outer.to(parameter.dtype), self._mix)
+                # What was changed in a round that went without this peer is dropped: the next change begins here.
+                base.copy_(outer if took_part or replaces else parameter)
+        self._merged, self._pending = message["stands"], None
+        if self._offered is not None and self._offered != self._merged:
+            self._offered = None
+        self._send(merged=self._merged)
+
+    @torch.no_grad()
+    def _offer(self) -> None:
+        blocks = self._status.blocks
+        change, begin = self._numbers.change(blocks), 0
+        for parameter, base in zip(self._parameters[slice(*blocks)], self._base[slice(*blocks)], strict=True):
+            torch.sub(base, parameter.detach().float(), out=change[begin : begin + base.numel()].view(base.shape))
+            begin += base.numel()
+        self._offered = [self._status.lineage, self._status.round]
+        self._offered_weight = self._sum
+        self._send(offer=self._offered, weight=self._sum)
+        self._steps, self._sum = 0, 0.0
+
+    def wait(self, timeout: float) -> bool:
+        """Blocks until the change that was offered last is in a round and merged, or was left out.
+
+        After each step() it makes DiLoCo synchronous. Returns False if `timeout` seconds have passed before.
+        """
+        deadline = time.monotonic() + timeout
+        while True:
+            self._receive()
+            if self._pending is not None:
+                self._act()
+            if self._offered is None and self._status.is_ready:
+                return True
+            if (left := deadline - time.monotonic()) <= 0:
+                return False
+            select.select([self._courier().channel], [], [], min(left, RESTART_S))
+
+    # What is known
+
+    @property
+    def round(self) -> int:
+        """How many outer steps the swarm has made, as far as this peer knows."""
+        return self._status.round
+
+    @property
+    def participants(self) -> int:
+        """Members of the last round."""
+        return self._status.participants
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the outer parameters and their optimizer's state: the same in all peers after a round."""
+        return self._status.digest
+
+    @property
+    def waiting_for(self) -> str:
+        """What the next round waits for; empty while one is under way."""
+        return self._status.waiting_for
+
+    def close(self) -> None:
+        """Leaves the swarm. Idempotent."""
+        self._closing()
+
+    def __enter__(self) -> DiLoCo:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _close(holder: list[_Courier], fds: tuple[int, ...]) -> None:
+    for courier in holder:
+        courier.end()
+    holder.clear()
+    for fd in fds:
+        os.close(fd)

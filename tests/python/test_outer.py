@@ -1,0 +1,310 @@
+"""Rounds between machines: peers of this process, each with a manager, a runner and a courier."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import os
+import pathlib
+import select
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from launching import kill
+from torch import nn
+
+import accelmgr
+import accelmgr.outer
+
+BOUND_S = 120
+EVERY = 3
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 300), nn.Linear(300, 1)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return nn.functional.mse_loss(self.second(torch.tanh(self.first(x))), y)
+
+
+class Share(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """Elements of one peer."""
+
+    def __init__(self, peer: int) -> None:
+        self.peer = peer
+
+    def __len__(self) -> int:
+        return 1 << 20
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        x = torch.randn(6, generator=torch.Generator().manual_seed(1000 * self.peer + index))
+        return x, torch.sin(x.sum())[None] + 0.1 * self.peer
+
+
+def model_of(seed: int) -> Net:
+    torch.manual_seed(seed)
+    return Net()
+
+
+class Peer:
+    """A manager and its place in the swarm."""
+
+    def __init__(self, peer: int, swarm: str, seed: int = 0, inner: bool = False, **options: object) -> None:
+        self.model = model_of(seed)
+        self.manager = accelmgr.Manager(self.model, Share(peer), nprocs=1, batch_size_per_device=4)
+        self.inner = inner
+        self.optimizer = torch.optim.SGD(self.manager.parameters(), lr=0.01)
+        self.outer = accelmgr.outer.DiLoCo(self.manager, swarm, EVERY, **options)  # type: ignore[arg-type]
+
+    def step(self) -> accelmgr.StepResult:
+        if self.inner:
+            result = self.manager.step(optimizer=self.optimizer)
+        else:
+            result = self.manager.step(accumulate=False)
+            self.optimizer.step()
+        result.raise_for_status()
+        self.outer.step(result)
+        return result
+
+    def values(self) -> list[torch.Tensor]:
+        self.manager.sync()
+        return [each.detach().clone() for each in self.manager.parameters()]
+
+    def close(self) -> None:
+        self.outer.close()
+        self.manager.stop()
+
+
+@contextlib.contextmanager
+def swarm_of(*makers: Callable[[], Peer]) -> Iterator[list[Peer]]:
+    with contextlib.ExitStack() as stack:
+        peers = []
+        for make in makers:
+            peers.append(make())
+            stack.callback(peers[-1].close)
+        yield peers
+
+
+def wait_until(peers: list[Peer], holds: Callable[[], bool]) -> None:
+    """Until this holds, the peers hear their couriers and make no steps."""
+    deadline = time.monotonic() + BOUND_S
+    while not holds():
+        assert time.monotonic() < deadline, [(each.outer.round, each.outer.waiting_for) for each in peers]
+        for each in peers:
+            each.outer.wait(0.02)
+
+
+def meet(peers: list[Peer]) -> None:
+    """All peers are of one swarm."""
+    wait_until(peers, lambda: len({each.outer._status.lineage for each in peers}) == 1 and all_ready(peers))
+
+
+def all_ready(peers: list[Peer]) -> bool:
+    return all(each.outer._status.is_ready and each.outer._merged is not None for each in peers)
+
+
+def make_round(peers: list[Peer]) -> int:
+    """EVERY steps of each, and the round in which these change the outer parameters."""
+    before = max(each.outer.round for each in peers)
+    for _ in range(EVERY):
+        for each in peers:
+            each.step()
+    wait_until(peers, lambda: all(each.outer.round > before and each.outer._offered is None for each in peers))
+    return before + 1
+
+
+@pytest.fixture(params=["folder", "http"])
+def place(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> str:
+    if request.param == "folder":
+        return f"run@{tmp_path}/swarm"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return f"run@127.0.0.1:{server.getsockname()[1]}"
+
+
+def simulated(rounds: int, peers: int, mix: float) -> list[list[torch.Tensor]]:
+    """The parameters of each peer after so many rounds: the algorithm alone, in this process."""
+    models = [model_of(0) for _ in range(peers)]
+    outer = [each.detach().clone() for each in models[0].parameters()]
+    optimizer = torch.optim.SGD(outer, lr=0.7, momentum=0.9, nesterov=True)
+    for number in range(rounds):
+        changes = []
+        for peer, model in enumerate(models):
+            inner = torch.optim.SGD(model.parameters(), lr=0.01)
+            for step in range(EVERY):
+                begin = 4 * (EVERY * number + step)
+                rows = [Share(peer)[begin + row] for row in range(4)]
+                loss = model(torch.stack([x for x, _ in rows]), torch.stack([y for _, y in rows]))
+                inner.zero_grad()
+                loss.backward()
+                inner.step()
+            changes.append([before - after.detach() for before, after in zip(outer, model.parameters(), strict=True)])
+        for index, value in enumerate(outer):
+            value.grad = sum(change[index] for change in changes) / peers
+        optimizer.step()
+        with torch.no_grad():
+            for model in models:
+                for parameter, value in zip(model.parameters(), outer, strict=True):
+                    parameter.lerp_(value, mix)
+    return [[each.detach() for each in model.parameters()] for model in models]
+
+
+@pytest.mark.parametrize("inner", [False, True], ids=["host_steps", "inner_steps"])
+def test_rounds_are_those_of_the_algorithm(place: str, inner: bool) -> None:
+    options = {"mix": 0.5, "payload": "float32", "inner": inner}
+    with swarm_of(*(lambda peer=peer: Peer(peer, place, **options) for peer in range(3))) as peers:  # type: ignore[misc]
+        meet(peers)
+        for number in range(1, 4):
+            assert make_round(peers) == number
+            assert {each.outer.participants for each in peers} == {3}
+            assert len({each.outer.digest for each in peers}) == 1
+        for mine, expected in zip(peers, simulated(3, 3, 0.5), strict=True):
+            for value, other in zip(mine.values(), expected, strict=True):
+                torch.testing.assert_close(value, other, rtol=1e-5, atol=1e-6)
+
+
+def test_eight_bits_are_close(tmp_path: pathlib.Path) -> None:
+    with swarm_of(*(lambda peer=peer: Peer(peer, f"run@{tmp_path}", mix=1.0) for peer in range(2))) as peers:  # type: ignore[misc]
+        meet(peers)
+        for _ in range(3):
+            make_round(peers)
+        expected = simulated(3, 2, 1.0)
+        for value, other, start in zip(peers[0].values(), expected[0], model_of(0).parameters(), strict=True):
+            assert torch.linalg.norm(value - other) < 0.02 * torch.linalg.norm(other - start.detach())
+
+
+def test_a_peer_that_comes_later_gets_the_state(place: str) -> None:
+    with swarm_of(*(lambda peer=peer: Peer(peer, place) for peer in range(2))) as peers:  # type: ignore[misc]
+        meet(peers)
+        make_round(peers)
+        make_round(peers)
+        late = Peer(2, place, seed=7)
+        try:
+            everyone = [*peers, late]
+            meet(everyone)
+            assert late.outer.round == 2
+            for value, base in zip(late.values(), late.outer._base, strict=True):
+                assert torch.equal(value, base)  # The outer parameters have replaced its own.
+            make_round(everyone)
+            assert {each.outer.participants for each in everyone} == {3}
+            assert len({each.outer.digest for each in everyone}) == 1
+        finally:
+            late.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_rounds_go_on_without_a_peer_whose_machine_is_gone(place: str, number: int) -> None:
+    with swarm_of(*(lambda peer=peer: Peer(peer, place) for peer in range(3))) as peers:  # type: ignore[misc]
+        meet(peers)
+        make_round(peers)
+        gone = peers[2].outer.courier_pid
+        os.kill(gone, number)
+        make_round(peers[:2])
+        assert [each.outer.participants for each in peers[:2]] == [2, 2]
+        if number == signal.SIGSTOP:
+            os.kill(gone, signal.SIGCONT)
+        wait_until(peers, lambda: peers[2].outer.round == peers[0].outer.round and all_ready(peers))
+        make_round(peers)
+        assert {each.outer.participants for each in peers} == {3}
+        assert len({each.outer.digest for each in peers}) == 1
+
+
+def test_a_courier_that_is_killed_again_and_again_loses_no_round(tmp_path: pathlib.Path) -> None:
+    with swarm_of(*(lambda peer=peer: Peer(peer, f"run@{tmp_path}") for peer in range(2))) as peers:  # type: ignore[misc]
+        meet(peers)
+        for number in range(3):
+            before = peers[0].outer.round
+            for _ in range(EVERY):
+                for each in peers:
+                    each.step()
+            kill(peers[number % 2].outer.courier_pid)
+            wait_until(peers, lambda before=before: all(each.outer.round == before + 1 for each in peers))  # type: ignore[misc]
+            assert {each.outer.participants for each in peers} == {2}
+            assert len({each.outer.digest for each in peers}) == 1
+
+
+def test_alone_there_is_no_round_and_that_is_said(tmp_path: pathlib.Path) -> None:
+    with swarm_of(lambda: Peer(0, f"run@{tmp_path}")) as peers:
+        meet(peers)
+        for _ in range(EVERY):
+            peers[0].step()
+        wait_until(peers, lambda: bool(peers[0].outer._offered))
+        assert peers[0].outer.round == 0
+        assert "alone" in peers[0].outer.waiting_for
+
+
+def test_who_has_another_secret_is_no_peer(place: str, caplog: pytest.LogCaptureFixture) -> None:
+    makers = [lambda: Peer(0, place, secret="one"), lambda: Peer(1, place, secret="other")]
+    with swarm_of(*makers) as peers:
+        wait_until(peers, lambda: "secret" in caplog.text or "alone" in peers[1].outer.waiting_for)
+        assert len({each.outer._status.lineage for each in peers}) == 2
+
+
+def test_a_change_that_is_not_finite_is_left_out(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+    with swarm_of(*(lambda peer=peer: Peer(peer, f"run@{tmp_path}") for peer in range(3))) as peers:  # type: ignore[misc]
+        meet(peers)
+        make_round(peers)
+        with torch.no_grad(), peers[2].manager.writing():
+            peers[2].model.first.bias[0] = float("nan")
+        for _ in range(EVERY):
+            for each in peers[:2]:
+                each.step()
+        peers[2].outer._steps = EVERY
+        peers[2].outer._act()
+        wait_until(peers, lambda: all(each.outer.round == 2 for each in peers))
+        assert peers[0].outer.participants == 2
+        assert "not finite" in caplog.text
+        assert all(value.isfinite().all() for value in peers[0].values())
+
+
+def test_a_change_that_is_far_larger_than_the_others_is_scaled_down(tmp_path: pathlib.Path) -> None:
+    options = {"mix": 1.0, "bound": 2.0, "payload": "float32"}
+    with swarm_of(*(lambda peer=peer: Peer(peer, f"run@{tmp_path}", **options) for peer in range(3))) as peers:  # type: ignore[misc]
+        meet(peers)
+        before = copy.deepcopy(peers[0].outer._base)
+        for _ in range(EVERY - 1):
+            for each in peers:
+                each.step()
+        with torch.no_grad(), peers[2].manager.writing():
+            for value in peers[2].manager.parameters():
+                value.add_(100.0)
+        for each in peers:
+            each.step()
+        wait_until(peers, lambda: all(each.outer.round == 1 and each.outer._offered is None for each in peers))
+        moved = max(float((after - start).abs().max()) for after, start in zip(peers[0].values(), before, strict=True))
+        assert moved < 1.0
+
+
+def test_a_host_that_ends_takes_its_courier_along(tmp_path: pathlib.Path) -> None:
+    peer = Peer(0, f"run@{tmp_path}")
+    fd = os.pidfd_open(peer.outer.courier_pid)
+    try:
+        peer.close()
+        assert select.select([fd], [], [], BOUND_S)[0]
+    finally:
+        os.close(fd)
+    with pytest.raises(accelmgr.UsageError, match="was closed"):
+        peer.outer.wait(1)
+
+
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [
+        ({"swarm": "run"}, "swarm"),
+        ({"swarm": "run@host"}, "swarm"),
+        ({"every": 0}, "every"),
+        ({"mix": 0.0}, "mix"),
+        ({"payload": "int3"}, "payload"),
+        ({"min_peers": 1}, "min_peers"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_its_name(options: dict[str, object], key: str, tmp_path: pathlib.Path) -> None:
+    with accelmgr.Manager(model_of(0), Share(0), nprocs=1, batch_size_per_device=4) as manager:
+        with pytest.raises(accelmgr.ConfigError) as caught:
+            accelmgr.outer.DiLoCo(manager, **{"swarm": f"run@{tmp_path}", "every": 1, **options})  # type: ignore[arg-type]
+        assert caught.value.key == key

@@ -1,0 +1,160 @@
+"""Rounds of accelmgr.outer as their members agree on them, under any order, loss and repetition of messages.
+
+Members are objects without processes: a seed chooses which of them hears what next, when it is late, and which die.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+
+import pytest
+
+from accelmgr.outer._agreement import Accepted, Agreement, Proposal, Record, quorum
+
+ALL = (0, 1)
+
+
+class Swarm:
+    """Peers that have made one round together. `decisions` has what any of them has committed, by round."""
+
+    def __init__(self, seed: int, size: int) -> None:
+        self.chance = random.Random(seed)
+        names = tuple(f"p{index}" for index in range(size))
+        self.peers = {
+            name: Agreement(Record(name, 0, "p0", 1, names, "digest 1", ALL, promised=(0, names[1 % size])))
+            for name in names
+        }
+        self.dead: set[str] = set()
+        self.decisions: dict[int, tuple[Proposal, str]] = {}
+        self.said: dict[str, list[bytes]] = {name: [] for name in names}
+
+    def commit(self, name: str, decided: Accepted) -> None:
+        _, proposal, mean = decided
+        known = self.decisions.setdefault(proposal.number, (proposal, mean))
+        assert known == (proposal, mean), f"round {proposal.number} was decided twice"
+        self.peers[name].begin(
+            round=proposal.number,
+            voters=proposal.members,
+            digest=f"digest {proposal.number}",
+            blocks=proposal.next_blocks,
+            committed=decided,
+        )
+
+    def act(self, name: str, is_calm: bool) -> None:
+        """One peer hears some records, old ones too, and advances."""
+        chance, peer = self.chance, self.peers[name]
+        for other, records in self.said.items():
+            if other != name and records and (is_calm or chance.random() < 0.5):
+                newest = is_calm or chance.random() < 0.7
+                peer.hear(Record.of_bytes(records[-1] if newest else chance.choice(records)))
+        living = {other for other in self.peers if other not in self.dead and other != name}
+        alive = living if is_calm else {other for other in living if chance.random() < 0.8}
+        if peer.ahead(alive) is not None:
+            self.catch_up(name)
+        elif (decided := peer.decided()) is not None:
+            self.commit(name, decided)
+        else:
+            if peer.record.offer is None and (is_calm or chance.random() < 0.3):
+                peer.offer(chance.randint(1, 9))
+            peer.advance(alive, chance.random() < (0.02 if is_calm else 0.2), is_calm or chance.random() < 0.3, ALL)
+            present = peer.present()
+            if present is not None and (is_calm or chance.random() < 0.5):
+                members = set(present[1].members)
+                if not members & self.dead or peer.holders(present[1], alive):
+                    peer.means[present[1].key] = f"mean of {present[1].key}"
+                else:
+                    peer.lack(tuple(sorted(members & self.dead)))
+                peer.advance(alive, False, False, ALL)
+        self.said[name].append(peer.record.as_bytes())
+
+    def catch_up(self, name: str) -> None:
+        """As from another peer's state."""
+        ahead = self.peers[name].ahead(set(self.peers) - {name})
+        assert ahead is not None
+        fields = ("lineage", "round", "voters", "digest", "blocks", "committed")
+        self.peers[name].begin(**{field: getattr(ahead, field) for field in fields})
+
+    def kill(self) -> None:
+        """A peer that the last round's quorum can do without."""
+        living = [name for name in self.peers if name not in self.dead]
+        victim = self.chance.choice(living)
+        newest = max(peer.record.round for name, peer in self.peers.items())
+        for number in (newest, newest - 1):
+            voters = self.decisions[number][0].members if number in self.decisions else tuple(self.peers)
+            if len(set(voters) - self.dead - {victim}) < quorum(voters):
+                return
+        self.dead.add(victim)
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_a_round_is_decided_once(size: int) -> None:
+    rounds = 0
+    for seed in range(60):
+        swarm = Swarm(seed, size)
+        for _ in range(300):
+            if swarm.chance.random() < 0.01:
+                swarm.kill()
+            swarm.act(swarm.chance.choice([name for name in swarm.peers if name not in swarm.dead]), is_calm=False)
+        rounds += len(swarm.decisions)
+    assert rounds > 60  # The chaos has let rounds through.
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_rounds_go_on_when_calm_returns(size: int) -> None:
+    went_on = 0
+    for seed in range(30):
+        swarm = Swarm(seed, size)
+        for _ in range(150):
+            if swarm.chance.random() < 0.01:
+                swarm.kill()
+            swarm.act(swarm.chance.choice([name for name in swarm.peers if name not in swarm.dead]), is_calm=False)
+        living = [name for name in swarm.peers if name not in swarm.dead]
+        for _ in range(60):
+            for name in living:
+                swarm.act(name, is_calm=True)
+            newest = max((swarm.peers[name].record for name in living), key=lambda record: record.round)
+            if len(set(newest.voters) & set(living)) < quorum(newest.voters):
+                break  # Who has died after a vote is a member of that round, and its majority is gone.
+        else:
+            went_on += 1
+            assert len(living) == 1 or len(swarm.decisions) > 5, f"seed {seed}"
+    assert went_on > 10
+
+
+def test_min_peers_go_on_without_the_majority_and_meet_the_others_again() -> None:
+    swarm = Swarm(3, 5)
+    swarm.dead = {"p2", "p3", "p4"}
+    for name in ("p1", "p0"):
+        swarm.peers[name].split()
+    for _ in range(20):
+        for name in ("p0", "p1"):
+            swarm.act(name, is_calm=True)
+    records = [swarm.peers[name].record for name in ("p0", "p1")]
+    assert len({(record.lineage, record.round) for record in records}) == 1
+    assert records[0].round > 3
+    old = swarm.peers["p4"]
+    old.hear(records[0])
+    assert old.ahead({"p0"}) == records[0]
+
+
+def test_two_of_five_wait_and_say_so() -> None:
+    swarm = Swarm(0, 5)
+    swarm.dead = {"p2", "p3", "p4"}
+    for _ in range(20):
+        for name in ("p0", "p1"):
+            swarm.act(name, is_calm=True)
+    assert not swarm.decisions
+    assert swarm.peers["p0"].waiting_for == "3 of the 5 members of the last round; 2 answer"
+
+
+def test_a_record_is_what_it_was_after_its_way_and_nonsense_is_refused() -> None:
+    proposal = Proposal(2, "p0", ("p0", "p1"), (1.0, 2.0), ALL, ALL)
+    accepted = ((3, "p1"), proposal, "mean")
+    record = Record("p0", 7, "p0", 1, ("p0",), "d", ALL, 4.0, (3, "p1"), accepted, (3, "p1"), ((3, "p1"), proposal))
+    record = dataclasses.replace(record, lacking=("p1",), committed=accepted, wants={"p1": ["x"]})
+    assert Record.of_bytes(record.as_bytes()) == record
+    for text in (b"", b"[]", b"{}", json.dumps({"peer": 1}).encode(), record.as_bytes()[:-1]):
+        with pytest.raises(ValueError):
+            Record.of_bytes(text)

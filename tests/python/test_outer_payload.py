@@ -1,0 +1,135 @@
+"""Changes as bytes, the state that a killed courier leaves, and what only holders of the secret can publish."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from accelmgr._memory.memfd import make_memfd
+from accelmgr.outer import _state
+from accelmgr.outer._folder import Folder
+from accelmgr.outer._payload import GROUP, KINDS, LEVELS, decode, encode, part_of
+from accelmgr.outer._state import State
+from accelmgr.outer.bytes import Absent, Sealed
+from accelmgr.outer.diloco import nesterov
+
+SHAPES = [(3, 5), (7,), (), (0,), (300,)]
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 2000), st.sampled_from(KINDS), st.integers(0, 1 << 30), st.sampled_from([1e-30, 1.0, 1e30]))
+def test_a_payload_is_as_close_as_its_bits(count: int, kind: str, seed: int, size: float) -> None:
+    values = size * torch.randn(count, generator=torch.Generator().manual_seed(seed))
+    back = decode(encode(values, kind), count, kind)
+    for begin in range(0, count, GROUP):
+        group, other = values[begin : begin + GROUP], back[begin : begin + GROUP]
+        error = 0.0 if kind == "float32" else float(group.abs().max()) / LEVELS[kind] * 0.5001
+        assert float((group - other).abs().max()) <= error
+
+
+@given(st.integers(0, 5000), st.integers(1, 9), st.sampled_from(KINDS))
+@settings(deadline=None, max_examples=60)
+def test_parts_cover_all_numbers_and_encode_alike(count: int, parts: int, kind: str) -> None:
+    values = torch.randn(count)
+    places = [part_of(count, index, parts) for index in range(parts)]
+    assert [place.start for place in places] == [0, *(place.stop for place in places[:-1])]
+    assert places[-1].stop == count
+    joined = [decode(encode(values[place], kind), place.stop - place.start, kind) for place in places]
+    assert torch.equal(torch.cat(joined), decode(encode(values, kind), count, kind))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bytes_that_are_no_numbers_are_refused(kind: str) -> None:
+    data = encode(torch.ones(300), kind)
+    for bad in (b"", data[:-1], data + b"0"):
+        with pytest.raises(ValueError, match="bytes for 300 numbers"):
+            decode(bad, 300, kind)
+    with pytest.raises(ValueError, match="not finite"):
+        decode(b"\xff\xff\xff\x7f" + data[4:], 300, kind)
+
+
+@pytest.fixture
+def memfd() -> Iterator[int]:
+    fd = make_memfd("accelmgr-test-outer", 0)
+    yield fd
+    os.close(fd)
+
+
+def state_over(fd: int) -> State:
+    return State(fd, SHAPES, lambda: [torch.ones(shape) for shape in SHAPES], nesterov)
+
+
+def copy_of(fd: int) -> int:
+    copy = make_memfd("accelmgr-test-outer-copy", 0)
+    os.pwrite(copy, os.pread(fd, os.fstat(fd).st_size, 0), 0)
+    return copy
+
+
+def test_a_step_that_is_cut_short_at_any_write_is_made_or_not(memfd: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = state_over(memfd)
+    state.keep({"round": 0})
+    blocks = (0, len(SHAPES))
+    means = [torch.full((state.count(blocks),), float(number + 1)) for number in range(3)]
+    state.step(blocks, means[0], lambda _: {"round": 1})  # Momentum is there from now on.
+    before = list(state.hashes)
+    whole = copy_of(memfd)
+    state_over(whole).step(blocks, means[1], lambda _: {"round": 2})
+    after = state_over(whole).hashes
+    assert before != after
+    os.close(whole)
+    seen = set()
+    for writes in range(100):
+        left = [writes]
+
+        def cut_short(fd: int, data: bytes, place: int, left: list[int] = left) -> None:
+            if left[0] == 0:
+                os.pwrite(fd, data[: len(data) // 2], place)
+                raise InterruptedError
+            left[0] -= 1
+            os.pwrite(fd, data, place)
+
+        copy = copy_of(memfd)
+        cut = state_over(copy)
+        with monkeypatch.context() as patch:
+            patch.setattr(_state, "_write_all", cut_short)
+            try:
+                cut.step(blocks, means[1], lambda _: {"round": 2})
+                is_over = True
+            except InterruptedError:
+                is_over = False
+        found = state_over(copy)
+        os.close(copy)
+        assert (found.record, found.hashes) in [({"round": 1}, before), ({"round": 2}, after)]
+        seen.add(found.hashes == after)
+        if is_over:
+            break
+    assert is_over and seen == {False, True}
+
+
+def test_an_optimizer_that_keeps_too_much_is_refused_by_name(memfd: int) -> None:
+    state = state_over(memfd)
+    with pytest.raises(ValueError, match="parameter 4 has .* three tensors"):
+        state.take(
+            {4: _state.save({"parameter": torch.ones(300), **{f"state.{n}": torch.ones(3000) for n in "abc"}})},
+            lambda _: {},
+        )
+
+
+def test_a_value_of_another_key_or_peer_is_refused(tmp_path: pathlib.Path) -> None:
+    one, other = (Sealed(Folder(tmp_path, name), name, "run", "secret") for name in ("one", "other"))
+    one.publish("record", b"value")
+    assert other.fetch("record", "one", time.monotonic()) == b"value"
+    with pytest.raises(Absent):
+        other.fetch("record", "one", time.monotonic(), known=b"value")
+    for place in ("one/mean", "other/record"):
+        (tmp_path / place).write_bytes((tmp_path / "one/record").read_bytes())
+    for reader, key, peer in ((other, "mean", "one"), (one, "record", "other")):
+        with pytest.raises(Absent, match="seal"):
+            reader.fetch(key, peer, time.monotonic())
