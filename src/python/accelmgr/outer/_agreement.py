@@ -105,7 +105,7 @@ def _ballot(value: Any) -> Ballot:
 
 
 def _proposal(fields: dict[str, Any]) -> Proposal:
-    lists = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+    lists: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
     return Proposal(**lists)
 
 

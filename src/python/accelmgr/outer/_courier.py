@@ -58,6 +58,7 @@ class Settings:
     kind: str
     bound: float | None
     min_peers: int | None
+    fragment_s: float
     shapes: list[tuple[int, ...]]
     optimizer: bytes
     """A pickled function from outer parameters to their optimizer."""
@@ -113,7 +114,7 @@ class Courier:
             own, every = settings.peer, (0, len(shapes))
             record = Record(own, 0, own, 0, (own,), self._state.digest, every, promised=(0, own))
         self._agreement = Agreement(record, settings.min_peers)
-        self._events: queue.Queue[Callable[[], None]] = queue.Queue()
+        self._events: queue.Queue[Callable[[], object]] = queue.Queue()
         self._has_ended = False
         self._said: Record | None = None
         self._followed: set[str] = set()
@@ -131,6 +132,7 @@ class Courier:
         self._status = Status()
         self._lost_at = time.monotonic()
         self._attempt_s, self._offer_s = Times(FIRST_ATTEMPT_S, 5.0), Times(FIRST_OFFERS_S, 2.0)
+        self._rates: deque[float] = deque(maxlen=REMEMBERED)  # Numbers that a round has carried in a second.
         self._attempt: tuple[Any, float] = (None, 0.0)
         self._offers: tuple[Any, set[str], float] = (None, set(), 0.0)
 
@@ -256,8 +258,15 @@ class Courier:
         return bool(there) and now - since > self._offer_s.bound
 
     def _next_blocks(self) -> tuple[int, int]:
-        """The blocks after the present ones, all that are left if `fragments` are not known to help."""
-        return 0, len(self._settings.shapes)
+        """Those after the present ones, as many as the last rounds would have carried in `fragment_s`."""
+        blocks, sizes = len(self._settings.shapes), [value.numel() for value in self._state.parameters]
+        if not self._rates:
+            return 0, blocks
+        begin = end = self._agreement.record.blocks[1] % blocks
+        most = statistics.median(self._rates) * self._settings.fragment_s
+        while end < blocks and (end == begin or sum(sizes[begin : end + 1]) <= most):
+            end += 1
+        return begin, end
 
     def _get_mean(self, proposal: Proposal) -> None:
         if proposal.key in self._means or (self._exchange and self._exchange.proposal == proposal):
@@ -297,6 +306,7 @@ class Courier:
             self._means[exchange.proposal.key] = mean
             self._agreement.means[exchange.proposal.key] = digest_of(mean)
             self._attempt_s.add(exchange.seconds)
+            self._rates.append(self._state.count(exchange.proposal.blocks) / exchange.seconds)
 
     def _lacks(self, proposal: Proposal, peer: str) -> None:
         present = self._agreement.present()

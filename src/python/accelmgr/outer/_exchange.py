@@ -45,7 +45,7 @@ class Exchange:
         """
         self.proposal, self.published = proposal, list[str]()
         self.is_cancelled = False
-        self.seconds = self.received = 0.0
+        self.seconds = 0.0
         self._peer, self._transport, self._kind, self._count, self._bound = peer, transport, kind, count, bound
         self._holders, self._lacks, self._says = holders, lacks, says
 
@@ -59,18 +59,15 @@ class Exchange:
         for key in self.published:
             self._transport.publish(key, None)
 
-    def _fetch(self, key: str, peer: str, may_lack: bool = True) -> bytes:
+    def _fetch(self, key: str, peer: str) -> bytes:
         """Waits until it has come, or a holder has the whole mean. Raises Absent then."""
         while True:
             if self.is_cancelled:
                 raise Cancelled
             try:
-                begin = time.monotonic()
-                data = self._transport.fetch(f"{self.proposal.key}/{key}", peer, begin + POLL_S)
-                self.received += len(data)
-                return data
+                return self._transport.fetch(f"{self.proposal.key}/{key}", peer, time.monotonic() + POLL_S)
             except Absent as absent:
-                if absent.is_gone and may_lack:
+                if absent.is_gone:
                     self._lacks(peer)
                 if self._holders():
                     raise
@@ -88,7 +85,7 @@ class Exchange:
                 data = self._from_holder() if self._holders() or not is_member else self._made(change)
             except Absent:
                 continue
-        self.seconds = time.monotonic() - begin
+        self.seconds = max(1e-6, time.monotonic() - begin)
         self._publish("mean", data)
         return data
 

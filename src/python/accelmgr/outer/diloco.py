@@ -76,7 +76,9 @@ class DiLoCo:
     swarm: `RUN@PLACE`. Peers with the same RUN and secret are one swarm. PLACE is `HOST:PORT` of a peer that the others
         reach (the first one that can serves there; several, separated by commas, if one may be gone), or a folder that
         all see (`run-7@/mnt/shared`). After it has joined, a peer needs no particular other one.
-    every: inner steps from one offer of a change to the next.
+    every: inner steps from one average of a parameter to its next one.
+    fragment_s: a round averages as many parameters as the link carries in about so many seconds, one after the other:
+        with a fast link all of them, with a slow one a part, each time after its share of `every`.
     optimizer: makes the outer optimizer of a list of float32 tensors, in the courier; None: SGD with rate 0.7 and
         Nesterov momentum 0.9. It may keep at most three tensors for each parameter.
     mix: how much of the outer parameters a merge takes: 1.0 replaces the inner ones.
@@ -110,6 +112,7 @@ class DiLoCo:
         weight: Callable[[_native.StepResult], float] | None = None,
         min_peers: int | None = None,
         bound: float | None = 10.0,
+        fragment_s: float = 5.0,
         secret: str = "",
         listen: str = "",
         advertise: str = "",
@@ -125,6 +128,8 @@ class DiLoCo:
             raise ConfigError(f"payload is '{payload}'; it must be one of {', '.join(KINDS)}", "payload")
         if min_peers is not None and min_peers < 2:
             raise ConfigError(f"min_peers is {min_peers}; it must be at least 2", "min_peers")
+        if not fragment_s > 0:
+            raise ConfigError(f"fragment_s is {fragment_s}; it must be more than 0", "fragment_s")
         self._manager, self._every, self._mix = manager, every, mix
         self._weight = weight or (lambda result: result.samples)
         self._parameters = [each for each in manager.parameters() if each.requires_grad]
@@ -152,6 +157,7 @@ class DiLoCo:
             payload,
             bound,
             min_peers,
+            fragment_s,
             shapes,
             cloudpickle.dumps(optimizer or nesterov),
         )
