@@ -8,6 +8,12 @@ with accelmgr.Manager(model, dataset) as manager:
         outer.step(result)
 """
 
+try:
+    import safetensors  # noqa: F401
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError("accelmgr.outer needs safetensors: pip install 'accelmgr[outer]'") from error
+
+# isort: split
 from accelmgr.outer.diloco import DiLoCo
 
 __all__ = ["DiLoCo"]

@@ -74,7 +74,7 @@ class Record:
     committed: Accepted | None = None
     """What the last round was."""
     wants: dict[str, list[str]] = dataclasses.field(default_factory=dict)
-    """Blocks, by their SHA-256, that the peer asks other peers for."""
+    """What the peer asks each other peer to publish: its state, under a name."""
 
     def as_bytes(self) -> bytes:
         return json.dumps(dataclasses.asdict(self)).encode()
@@ -92,11 +92,16 @@ class Record:
                 fields["proposal"] = _ballot(fields["proposal"][0]), _proposal(fields["proposal"][1])
             for name in ("accepted", "committed"):
                 if fields[name] is not None:
-                    ballot, proposal, mean = fields[name]
-                    fields[name] = _ballot(ballot), _proposal(proposal), str(mean)
+                    fields[name] = accepted_of(fields[name])
             return cls(**fields)
         except (TypeError, KeyError, IndexError, AttributeError) as error:
             raise ValueError(f"no record of a peer: {error}") from error
+
+
+def accepted_of(value: Any) -> Accepted:
+    """What JSON has made lists and mappings. Raises TypeError, ValueError or KeyError."""
+    ballot, proposal, mean = value
+    return _ballot(ballot), _proposal(proposal), str(mean)
 
 
 def _ballot(value: Any) -> Ballot:

@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from accelmgr.outer._agreement import Accepted, Agreement, Proposal, Record
+from accelmgr.outer._agreement import Accepted, Agreement, Proposal, Record, accepted_of, precedence
 from accelmgr.outer._channel import Channel, Numbers, Status
 from accelmgr.outer._exchange import Cancelled, Exchange, decoded, digest_of
 from accelmgr.outer._folder import Folder
@@ -41,6 +41,7 @@ SILENCE_S = 6.0
 """A peer that has said nothing for so long counts as gone until it speaks again."""
 FIRST_ATTEMPT_S = 120.0
 FIRST_OFFERS_S = 30.0
+LEAST_REPLAYED_BYTES = 64 << 20
 REMEMBERED = 20
 """Rounds whose times say how long the next one may take."""
 
@@ -125,7 +126,8 @@ class Courier:
         self._means: dict[str, bytes] = {}
         self._published: list[Exchange] = []
         self._sync: threading.Thread | None = None
-        self._served: dict[str, str] = {}
+        self._served: dict[str, set[str]] = {}  # What is published for each state that a peer asks for.
+        self._replayed: deque[tuple[int, str, int]] = deque()  # Numbers, keys and sizes of rounds.
         self._dirty: dict[int, bool] = {}
         self._merged: list[Any] | None = None
         self._is_merging = False
@@ -141,7 +143,6 @@ class Courier:
     def run(self) -> None:
         """Returns when the host has gone."""
         self._thread(self._hear_host)
-        self._publish_hashes()
         beaten = time.monotonic()
         while not self._has_ended:
             with contextlib.suppress(queue.Empty):
@@ -222,7 +223,7 @@ class Courier:
         agreement.advance(alive, self._is_late(), self._offers_are_late(alive), self._next_blocks())
         if (present := agreement.present()) is not None:
             self._get_mean(present[1])
-        self._serve_blocks()
+        self._serve_state()
 
     def _split_if_needed(self, alive: set[str]) -> None:
         now, least = time.monotonic(), self._settings.min_peers
@@ -336,69 +337,99 @@ class Courier:
         self._state.step(proposal.blocks, decoded(mean, proposal, count, self._settings.kind), record)
         took_part = self._settings.peer in proposal.members
         self._dirty.update(dict.fromkeys(range(*proposal.blocks), took_part))
-        self._begin_round(keep=self._exchange)
+        self._begin_round()
+        self._remember(decided, mean)
 
-    def _begin_round(self, keep: Exchange | None = None) -> None:
-        """keep: peers that have not committed it yet fetch its mean."""
+    def _begin_round(self) -> None:
         for exchange in self._published:
-            if exchange is not keep:
-                exchange.forget()
-        self._published = [keep] if keep is not None else []
+            exchange.forget()
+        self._published.clear()
         self._exchange = None
         self._means.clear()
-        self._publish_hashes()
 
-    # Blocks of other peers
+    # Peers that are ahead, and behind
 
-    def _publish_hashes(self) -> None:
-        record = self._agreement.record
-        hashes = {"hashes": self._state.hashes, **dataclasses.asdict(dataclasses.replace(record, wants={}))}
-        self._transport.publish("hashes", json.dumps(hashes).encode())
+    def _remember(self, decided: Accepted, mean: bytes) -> None:
+        """Others can replay this round. As many are kept as have the size of the outer parameters and momentum."""
+        number, key = decided[1].number, decided[1].key
+        self._transport.publish(f"{key}/mean", mean)
+        self._transport.publish(f"round/{number}", json.dumps(decided, default=dataclasses.asdict).encode())
+        self._replayed.append((number, key, len(mean)))
+        most = max(LEAST_REPLAYED_BYTES, 8 * sum(value.numel() for value in self._state.parameters))
+        while len(self._replayed) > 1 and sum(size for *_, size in self._replayed) > most:
+            number, key, _ = self._replayed.popleft()
+            self._transport.publish(f"{key}/mean", None)
+            self._transport.publish(f"round/{number}", None)
 
-    def _serve_blocks(self) -> None:
-        wanted = {
-            digest
-            for each in self._agreement.heard.values()
-            for digest in each.wants.get(self._settings.peer, [])
-            if digest in self._state.hashes
-        }
-        for digest in wanted - self._served.keys():
-            block = self._state.hashes.index(digest)
-            self._served[digest] = key = f"block/{digest}"
-            self._transport.publish(key, self._state.block(block))
-        for digest in self._served.keys() - wanted:
-            self._transport.publish(self._served.pop(digest), None)
+    def _serve_state(self) -> None:
+        """Publishes the state as it is now for each peer that asks for it, until it asks no more."""
+        records = self._agreement.heard.values()
+        wanted = {name for each in records for name in each.wants.get(self._settings.peer, [])}
+        for name in wanted - self._served.keys():
+            hashes = list(self._state.hashes)
+            snapshot = {"hashes": hashes, **dataclasses.asdict(self._agreement.record)}
+            self._served[name] = {f"block/{digest}" for digest in hashes} | {name}
+            for index, digest in enumerate(hashes):
+                self._transport.publish(f"block/{digest}", self._state.block(index))
+            self._transport.publish(name, json.dumps(snapshot).encode())
+        for name in self._served.keys() - wanted:
+            keys = self._served.pop(name)
+            for key in keys - {key for others in self._served.values() for key in others}:
+                self._transport.publish(key, None)
 
     def _follow(self, leader: Record) -> None:
-        """Takes the state of a peer that is ahead."""
-        self._agreement.waiting_for = f"the state of {leader.peer}, which has made {leader.round} rounds"
+        """Replays the rounds that this peer lacks, or takes the state of the peer that is ahead."""
+        self._agreement.waiting_for = f"the rounds of {leader.peer}, which has made {leader.round}"
         if self._sync is None:
-            self._sync = self._thread(self._fetch_state, leader.peer, list(self._state.hashes))
+            self._sync = self._thread(self._catch_up, leader, self._agreement.record, list(self._state.hashes))
+
+    def _catch_up(self, leader: Record, own: Record, hashes: list[str]) -> None:
+        try:
+            if leader.lineage != own.lineage or not self._replay(leader, own):
+                self._fetch_state(leader.peer, hashes)
+        except (Absent, ValueError, TypeError, KeyError) as error:
+            if not isinstance(error, Absent):
+                self._warn(f"the state of {leader.peer} cannot be taken: {error}")
+            time.sleep(TICK_S)
+        finally:
+            self._events.put(self._end_sync)
+
+    def _replay(self, leader: Record, own: Record) -> bool:
+        """Returns whether the leader still has the next round."""
+        for number in range(own.round + 1, leader.round + 1):
+            try:
+                data = self._transport.fetch(f"round/{number}", leader.peer, time.monotonic())
+                decided = accepted_of(json.loads(data))
+                deadline = time.monotonic() + FIRST_ATTEMPT_S
+                mean = self._transport.fetch(f"{decided[1].key}/mean", leader.peer, deadline)
+            except Absent:
+                return number > own.round + 1
+            self._events.put(lambda decided=decided, mean=mean: self._replayed_round(decided, mean))  # type: ignore[misc]
+        return True
+
+    def _replayed_round(self, decided: Accepted, mean: bytes) -> None:
+        record = self._agreement.record
+        if (decided[1].lineage, decided[1].number) == (record.lineage, record.round + 1):
+            self._commit(decided, mean)
 
     def _fetch_state(self, donor: str, own: list[str]) -> None:
-        deadline = time.monotonic() + FIRST_ATTEMPT_S
-        try:
-            data = json.loads(self._transport.fetch("hashes", donor, time.monotonic() + 10))
-            hashes = [str(each) for each in data.pop("hashes")]
-            record = Record.of_bytes(json.dumps(data).encode())
-            if len(hashes) != len(own):
-                raise ValueError(f"{donor} has {len(hashes)} parameters, this peer {len(own)}")
-            if digest_of_hashes(hashes) != record.digest:
-                raise ValueError("its digest is another than that of its blocks")
-            missing = {index: digest for index, digest in enumerate(hashes) if digest != own[index]}
-            blocks = {}
-            for index, digest in missing.items():
-                wants = {donor: [digest]}
-                self._events.put(lambda wants=wants: self._agreement.want(wants))  # type: ignore[misc]
+        name = f"state/{self._settings.peer}/{time.monotonic_ns()}"  # One that the donor has not made before.
+        self._events.put(lambda: self._agreement.want({donor: [name]}))
+        data = json.loads(self._transport.fetch(name, donor, time.monotonic() + 10 * BEAT_S))
+        hashes = [str(each) for each in data.pop("hashes")]
+        record = Record.of_bytes(json.dumps(data).encode())
+        if len(hashes) != len(own):
+            raise ValueError(f"it has {len(hashes)} parameters, this peer {len(own)}")
+        if digest_of_hashes(hashes) != record.digest:
+            raise ValueError("its digest is another than that of its blocks")
+        blocks = {}
+        for index, digest in enumerate(hashes):
+            if digest != own[index]:
+                deadline = time.monotonic() + FIRST_ATTEMPT_S
                 blocks[index] = self._transport.fetch(f"block/{digest}", donor, deadline)
                 if digest_of(blocks[index]) != digest:
                     raise ValueError(f"parameter {index} has other bytes than its SHA-256 says")
-            self._events.put(lambda: self._have_state(record, blocks))
-        except (Absent, ValueError, TypeError, KeyError) as error:
-            if not isinstance(error, Absent):
-                self._warn(f"the state of {donor} cannot be taken: {error}")
-            time.sleep(TICK_S)
-            self._events.put(self._end_sync)
+        self._events.put(lambda: self._have_state(record, blocks))
 
     def _end_sync(self) -> None:
         self._sync = None
@@ -410,13 +441,14 @@ class Courier:
             self._agreement.begin(digest=after, **{name: getattr(donor, name) for name in fields})
             return dataclasses.asdict(self._agreement.record)
 
+        if precedence(donor) >= precedence(self._agreement.record):
+            return  # This peer has got on meanwhile.
         try:
             self._state.take(blocks, record)
             self._dirty.update(dict.fromkeys(blocks, False))
             self._begin_round()
         except ValueError as error:
             self._warn(f"the state of {donor.peer} cannot be taken: {error}")
-        self._end_sync()
 
     # The host
 
