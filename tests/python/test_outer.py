@@ -19,6 +19,8 @@ from torch import nn
 
 import accelmgr
 import accelmgr.outer
+from accelmgr.outer import diloco
+from accelmgr.outer._agreement import Record
 
 BOUND_S = 120
 EVERY = 3
@@ -251,6 +253,59 @@ def test_a_courier_that_is_killed_again_and_again_loses_no_round(tmp_path: pathl
             wait_until(peers, lambda before=before: all(each.outer.round == before + 1 for each in peers))  # type: ignore[misc]
             assert {each.outer.participants for each in peers} == {2}
             assert len({each.outer.digest for each in peers}) == 1
+
+
+def test_what_takes_a_courier_s_place_is_heard_at_once(tmp_path: pathlib.Path) -> None:
+    with swarm_of(lambda: Peer(0, f"run@{tmp_path}")) as peers:
+        meet(peers)
+        file = tmp_path / "run" / peers[0].outer.peer / "record"
+
+        def version() -> int:
+            return Record.of_bytes(file.read_bytes()[32:]).version
+
+        first = version()
+        wait_until(peers, lambda: version() > first + 1)  # It has said that it lives, which no memfd keeps.
+        kill(before := peers[0].outer.courier_pid)
+        last = version()
+        wait_until(peers, lambda: peers[0].outer.courier_pid != before and version() != last)
+        assert version() > last
+
+
+def test_a_courier_that_hangs_is_replaced(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with swarm_of(lambda: Peer(0, f"run@{tmp_path}")) as peers:
+        meet(peers)
+        before = peers[0].outer.courier_pid
+        os.kill(before, signal.SIGSTOP)
+        monkeypatch.setattr(diloco, "HANG_S", 3.0)
+        wait_until(peers, lambda: peers[0].outer.courier_pid != before)
+        monkeypatch.undo()
+        wait_until(peers, lambda: all_ready(peers))
+
+
+def test_an_address_that_cannot_be_served_at_is_an_error_that_names_it(tmp_path: pathlib.Path) -> None:
+    with swarm_of(lambda: Peer(0, "run@127.0.0.1:1", listen="192.0.2.1:4711")) as peers:
+        with pytest.raises(accelmgr.SessionError, match=r"cannot start: OSError: .*address"):
+            wait_until(peers, lambda: False)
+
+
+def test_before_the_start_it_is_refused(tmp_path: pathlib.Path) -> None:
+    manager = accelmgr.Manager(model_of(0), Share(0), nprocs=1, batch_size_per_device=4, start=False)
+    with pytest.raises(accelmgr.UsageError, match="start"):
+        accelmgr.outer.DiLoCo(manager, f"run@{tmp_path}", 1)
+
+
+def test_a_peer_finds_the_others_again_when_the_first_address_is_gone() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        place = f"run@127.0.0.1:{server.getsockname()[1]}"
+    with swarm_of(*(lambda peer=peer: Peer(peer, place) for peer in range(3))) as peers:  # type: ignore[misc]
+        meet(peers)
+        make_round(peers)
+        peers[0].outer.close()  # One of them serves there.
+        kill(peers[1].outer.courier_pid)
+        kill(peers[2].outer.courier_pid)
+        for _ in range(2):
+            make_round(peers[1:])
+        assert [each.outer.participants for each in peers[1:]] == [2, 2]
 
 
 def test_alone_there_is_no_round_and_that_is_said(tmp_path: pathlib.Path) -> None:

@@ -76,10 +76,19 @@ class Swarm:
         fields = ("lineage", "round", "voters", "digest", "blocks", "committed")
         self.peers[name].begin(**{field: getattr(ahead, field) for field in fields})
 
+    def storm(self, length: int) -> None:
+        """Living peers act in a random order, and some die."""
+        for _ in range(length):
+            if self.chance.random() < 0.01:
+                self.kill()
+            self.act(self.chance.choice(self.living()), is_calm=False)
+
+    def living(self) -> list[str]:
+        return [name for name in self.peers if name not in self.dead]
+
     def kill(self) -> None:
         """A peer that the last round's quorum can do without."""
-        living = [name for name in self.peers if name not in self.dead]
-        victim = self.chance.choice(living)
+        victim = self.chance.choice(self.living())
         newest = max(peer.record.round for name, peer in self.peers.items())
         for number in (newest, newest - 1):
             voters = self.decisions[number][0].members if number in self.decisions else tuple(self.peers)
@@ -93,10 +102,7 @@ def test_a_round_is_decided_once(size: int) -> None:
     rounds = 0
     for seed in range(60):
         swarm = Swarm(seed, size)
-        for _ in range(300):
-            if swarm.chance.random() < 0.01:
-                swarm.kill()
-            swarm.act(swarm.chance.choice([name for name in swarm.peers if name not in swarm.dead]), is_calm=False)
+        swarm.storm(300)
         rounds += len(swarm.decisions)
     assert rounds > 60  # The chaos has let rounds through.
 
@@ -106,11 +112,8 @@ def test_rounds_go_on_when_calm_returns(size: int) -> None:
     went_on = 0
     for seed in range(30):
         swarm = Swarm(seed, size)
-        for _ in range(150):
-            if swarm.chance.random() < 0.01:
-                swarm.kill()
-            swarm.act(swarm.chance.choice([name for name in swarm.peers if name not in swarm.dead]), is_calm=False)
-        living = [name for name in swarm.peers if name not in swarm.dead]
+        swarm.storm(150)
+        living = swarm.living()
         for _ in range(60):
             for name in living:
                 swarm.act(name, is_calm=True)

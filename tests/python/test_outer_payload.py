@@ -17,7 +17,7 @@ from accelmgr.outer import _state
 from accelmgr.outer._folder import Folder
 from accelmgr.outer._payload import GROUP, KINDS, LEVELS, decode, encode, part_of
 from accelmgr.outer._state import State
-from accelmgr.outer.bytes import Absent, Sealed
+from accelmgr.outer._transport import Absent, Sealed
 from accelmgr.outer.diloco import nesterov
 
 SHAPES = [(3, 5), (7,), (), (0,), (300,)]

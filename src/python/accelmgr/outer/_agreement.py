@@ -188,7 +188,11 @@ class Agreement:
 
     # What follows
 
-    def _peers(self) -> list[Record]:
+    def differing(self) -> list[str]:
+        """Peers that stand where this one stands and have another digest."""
+        return sorted(each.peer for each in self.peers() if each.digest != self.record.digest)
+
+    def peers(self) -> list[Record]:
         """Records of the peers that stand where this one stands, its own first."""
         mine = self.record
         same = [each for each in self.heard.values() if (each.lineage, each.round) == (mine.lineage, mine.round)]
@@ -209,7 +213,7 @@ class Agreement:
                 return each.committed
         votes: dict[tuple[Ballot, str, str], set[str]] = {}
         found: dict[tuple[Ballot, str, str], Accepted] = {}
-        for each in self._peers():
+        for each in self.peers():
             if each.accepted is not None and each.peer in self.record.voters:
                 ballot, proposal, mean = each.accepted
                 votes.setdefault((ballot, proposal.key, mean), set()).add(each.peer)
@@ -221,7 +225,7 @@ class Agreement:
 
     def present(self) -> tuple[Ballot, Proposal] | None:
         """The proposal with the highest ballot, unless this peer has promised a higher one."""
-        made = [each.proposal for each in self._peers() if each.proposal is not None]
+        made = [each.proposal for each in self.peers() if each.proposal is not None]
         best = max(made, key=lambda each: each[0], default=None)
         return best if best is not None and best[0] >= self.record.promised else None
 
@@ -248,7 +252,7 @@ class Agreement:
             self.waiting_for = self._missing_offers(alive, offers_are_late)
 
     def _promise_and_accept(self) -> None:
-        asked = [each.prepared for each in self._peers() if each.prepared is not None]
+        asked = [each.prepared for each in self.peers() if each.prepared is not None]
         if asked and max(asked) > self.record.promised:
             self._change(promised=max(asked))
         if (present := self.present()) is None:
@@ -261,8 +265,8 @@ class Agreement:
             self._change(accepted=(ballot, proposal, mean))
 
     def _offering(self, alive: set[str]) -> list[Record]:
-        gone = {peer for each in self._peers() for peer in each.lacking}
-        there = [each for each in self._peers() if each.offer is not None and each.digest == self.record.digest]
+        gone = {peer for each in self.peers() for peer in each.lacking}
+        there = [each for each in self.peers() if each.offer is not None and each.digest == self.record.digest]
         return [
             each for each in there if each is self.record or (each.peer in alive and each.peer not in gone)
         ]  # Who is gone comes back with the next round.
@@ -278,7 +282,7 @@ class Agreement:
             return f"other peers: this one is alone, and a round needs {needed}"
         if len(offering & set(voters)) < quorum(voters) or len(offering) < needed:
             return f"changes: {len(offering)} of {max(needed, quorum(voters))} were offered"
-        late = [each.peer for each in self._peers() if each.peer in {self.record.peer, *alive} - offering]
+        late = [each.peer for each in self.peers() if each.peer in {self.record.peer, *alive} - offering]
         return f"changes of {', '.join(late)}" if late and not offers_are_late else ""
 
     def _proposal(self, alive: set[str], next_blocks: tuple[int, int]) -> Proposal:
@@ -302,7 +306,7 @@ class Agreement:
 
     def _propose_promised(self, alive: set[str], next_blocks: tuple[int, int]) -> None:
         ballot = self.record.promised
-        promised = [each for each in self._peers() if each.peer in self.record.voters and each.promised == ballot]
+        promised = [each for each in self.peers() if each.peer in self.record.voters and each.promised == ballot]
         if len(promised) < quorum(self.record.voters):
             return
         accepted = [each.accepted for each in promised if each.accepted is not None]
@@ -323,7 +327,7 @@ class Agreement:
             return is_late
         members = set(present[1].members)
         lost = members - {self.record.peer, *alive}
-        lost |= {peer for each in self._peers() for peer in each.lacking} & members
+        lost |= {peer for each in self.peers() for peer in each.lacking} & members
         return is_late or bool(lost)
 
     def holders(self, proposal: Proposal, alive: set[str]) -> list[str]:
@@ -342,6 +346,6 @@ class Agreement:
         order = [voters[(number + place) % len(voters)] for place in range(len(voters))]
         first = next(peer for peer in order if peer == self.record.peer or peer in alive)
         if first == self.record.peer:
-            highest = max([self.record.promised, *(each.promised for each in self._peers())])
+            highest = max([self.record.promised, *(each.promised for each in self.peers())])
             ballot = highest[0] + 1, self.record.peer
             self._change(prepared=ballot, promised=ballot)

@@ -6,7 +6,9 @@ The memfd has all parameters twice: the change that the host offers, and the out
     host to courier    merged [LINEAGE, ROUND]: the host has merged that; the first message of each courier
                        offer [LINEAGE, ROUND], weight: the change of the next blocks is in the memfd
     courier to host    status: as Status
-                       merge [[BLOCK, TOOK PART], ...], stands [LINEAGE, ROUND]: outer parameters are in the memfd
+                       merge [[BLOCK, TOOK PART], ...], stands [LINEAGE, ROUND]: outer parameters are in the memfd, and
+                       after them the host stands there; as before, if more blocks follow
+                       beat: it lives; failed TEXT: it cannot start
                        warning TEXT: for the log
 """
 

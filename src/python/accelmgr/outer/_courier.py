@@ -16,34 +16,31 @@ import pickle
 import queue
 import signal
 import socket
-import statistics
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from accelmgr.outer._agreement import Accepted, Agreement, Proposal, Record, accepted_of, precedence
+from accelmgr.outer._agreement import Accepted, Agreement, Proposal, Record, precedence
+from accelmgr.outer._catching_up import CatchingUp
 from accelmgr.outer._channel import Channel, Numbers, Status
 from accelmgr.outer._exchange import Cancelled, Exchange, decoded, digest_of
 from accelmgr.outer._folder import Folder
 from accelmgr.outer._http import Http
+from accelmgr.outer._pace import Pace
 from accelmgr.outer._state import State
-from accelmgr.outer._state import digest_of as digest_of_hashes
-from accelmgr.outer.bytes import Absent, Bytes, Sealed
+from accelmgr.outer._transport import Absent, Refused, Sealed, Transport
 
 PR_SET_PDEATHSIG = 1
 TICK_S = 0.1
 BEAT_S = 1.0
 SILENCE_S = 6.0
 """A peer that has said nothing for so long counts as gone until it speaks again."""
-FIRST_ATTEMPT_S = 120.0
-FIRST_OFFERS_S = 30.0
-LEAST_REPLAYED_BYTES = 64 << 20
-REMEMBERED = 20
-"""Rounds whose times say how long the next one may take."""
+MOST_TEXT = 500
+MOST_BLOCKS = 2000
+"""So many are named in one message to the host."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,35 +62,16 @@ class Settings:
     """A pickled function from outer parameters to their optimizer."""
 
 
-def transport_of(settings: Settings) -> Bytes:
-    """Raises ValueError for a place that is none, OSError if it cannot be used."""
-    transport: Bytes
+def transport_of(settings: Settings, places: dict[str, str]) -> Transport:
+    """places: as the transport before this one had them. Raises OSError: it cannot be used."""
+    peer, run, secret = settings.peer, settings.run, settings.secret
+    transport: Transport
     if "/" in settings.place:
-        transport = Folder(os.path.join(settings.place, settings.run), settings.peer)
+        transport = Folder(os.path.join(settings.place, run), peer)
     else:
         seeds = settings.place.split(",")
-        transport = Http(settings.peer, settings.run, settings.secret, seeds, settings.listen, settings.advertise)
-    return Sealed(transport, settings.peer, settings.run, settings.secret)
-
-
-class Times:
-    """How long something takes, from the last times that it was done."""
-
-    def __init__(self, first_s: float, least_s: float) -> None:
-        self._first_s, self._least_s = first_s, least_s
-        self._seconds: deque[float] = deque(maxlen=REMEMBERED)
-
-    def add(self, seconds: float) -> None:
-        self._seconds.append(seconds)
-
-    @property
-    def bound(self) -> float:
-        """The median and four times the median distance from it."""
-        if len(self._seconds) < 3:
-            return self._first_s
-        median = statistics.median(self._seconds)
-        spread = statistics.median(abs(each - median) for each in self._seconds)
-        return max(self._least_s, 2 * median + 4 * spread)
+        transport = Http(peer, run, secret, seeds, settings.listen, settings.advertise, places)
+    return Sealed(transport, peer, run, secret)
 
 
 class Courier:
@@ -108,12 +86,14 @@ class Courier:
             lambda: [numbers.outer(index).view(shapes[index]) for index in blocks],
             pickle.loads(settings.optimizer),
         )
-        self._transport = transport_of(settings)
+        self._transport = transport_of(settings, self._state.places)
         if self._state.record is not None:
             record = Record.of_bytes(json.dumps(self._state.record).encode())
         else:
             own, every = settings.peer, (0, len(shapes))
             record = Record(own, 0, own, 0, (own,), self._state.digest, every, promised=(0, own))
+        # The courier before this one has published more versions than it kept; the clock is ahead of them all.
+        record = dataclasses.replace(record, version=time.monotonic_ns(), wants={})
         self._agreement = Agreement(record, settings.min_peers)
         self._events: queue.Queue[Callable[[], object]] = queue.Queue()
         self._has_ended = False
@@ -125,18 +105,22 @@ class Courier:
         self._exchange: Exchange | None = None
         self._means: dict[str, bytes] = {}
         self._published: list[Exchange] = []
-        self._sync: threading.Thread | None = None
-        self._served: dict[str, set[str]] = {}  # What is published for each state that a peer asks for.
-        self._replayed: deque[tuple[int, str, int]] = deque()  # Numbers, keys and sizes of rounds.
+        self._catching_up = CatchingUp(
+            self._agreement,
+            self._state,
+            self._transport,
+            later=self._events.put,
+            commits=self._replayed,
+            takes=self._take,
+            says=self._warn,
+        )
         self._dirty: dict[int, bool] = {}
         self._merged: list[Any] | None = None
         self._is_merging = False
         self._status = Status()
         self._lost_at = time.monotonic()
-        self._attempt_s, self._offer_s = Times(FIRST_ATTEMPT_S, 5.0), Times(FIRST_OFFERS_S, 2.0)
-        self._rates: deque[float] = deque(maxlen=REMEMBERED)  # Numbers that a round has carried in a second.
-        self._attempt: tuple[Any, float] = (None, 0.0)
-        self._offers: tuple[Any, set[str], float] = (None, set(), 0.0)
+        sizes = [value.numel() for value in self._state.parameters]
+        self._pace = Pace(self._agreement, sizes, settings.fragment_s)
 
     # The loop
 
@@ -151,16 +135,19 @@ class Courier:
                     self._events.get_nowait()()
             if time.monotonic() - beaten > BEAT_S:
                 self._agreement.beat()
+                self._tell(beat=True)
                 beaten = time.monotonic()
             self._follow_peers()
-            self._advance()
-            self._say()
+            try:
+                self._advance()
+                self._say()
+            except OSError as error:  # A full disk: what is missing is published once there is room.
+                self._warn(f"nothing can be published: {error}")
         self._transport.close()
 
-    def _thread(self, target: Callable[..., None], *arguments: Any) -> threading.Thread:
-        thread = threading.Thread(target=target, args=arguments, daemon=True)
-        thread.start()
-        return thread
+    @staticmethod
+    def _thread(target: Callable[..., None], *arguments: Any) -> None:
+        threading.Thread(target=target, args=arguments, daemon=True).start()
 
     def _warn(self, text: str) -> None:
         """Once for each text. Any thread may call it."""
@@ -186,12 +173,15 @@ class Courier:
             try:
                 known = self._transport.fetch("record", peer, time.monotonic() + 2 * BEAT_S, known)
                 record = Record.of_bytes(known)
+                if record.peer != peer:
+                    raise ValueError(f"it is that of {record.peer}")
                 self._events.put(lambda record=record: self._heard(record))  # type: ignore[misc]
             except Absent as absent:
+                if isinstance(absent, Refused):
+                    self._warn(str(absent))
                 if absent.is_gone:
-                    if "secret" in str(absent):
-                        self._warn(str(absent))
                     self._events.put(lambda: self._gone.add(peer))
+                if absent.is_gone or peer not in self._alive():
                     time.sleep(BEAT_S)  # Before it is asked again: it may come back.
             except ValueError as error:
                 self._warn(f"the record of {peer} is left out: {error}")
@@ -205,14 +195,18 @@ class Courier:
 
     def _alive(self) -> set[str]:
         now = time.monotonic()
-        return {peer for peer, at in self._heard_at.items() if now - at < SILENCE_S} - self._gone
+        return {peer for peer, at in dict(self._heard_at).items() if now - at < SILENCE_S} - self._gone
 
     # A round
 
     def _advance(self) -> None:
         alive, agreement = self._alive(), self._agreement
+        self._catching_up.serve(alive)
+        for peer in agreement.differing():
+            self._warn(f"after round {agreement.record.round} {peer} has another digest than this peer; it is left out")
         if (leader := agreement.ahead(alive)) is not None:
-            self._follow(leader)
+            agreement.waiting_for = f"the rounds of {leader.peer}, which has made {leader.round}"
+            self._catching_up.follow(leader)
             return
         if (decided := agreement.decided()) is not None:
             self._get_mean(decided[1])
@@ -220,10 +214,10 @@ class Courier:
                 self._commit(decided, mean)
             return
         self._split_if_needed(alive)
-        agreement.advance(alive, self._is_late(), self._offers_are_late(alive), self._next_blocks())
+        pace = self._pace
+        agreement.advance(alive, pace.is_late(), pace.offers_are_late(), pace.next_blocks())
         if (present := agreement.present()) is not None:
             self._get_mean(present[1])
-        self._serve_state()
 
     def _split_if_needed(self, alive: set[str]) -> None:
         now, least = time.monotonic(), self._settings.min_peers
@@ -232,42 +226,6 @@ class Courier:
         elif now - self._lost_at > 2 * SILENCE_S:
             self._warn(f"the majority of round {self._agreement.record.round} is gone; {len(alive) + 1} peers go on")
             self._agreement.split()
-
-    def _is_late(self) -> bool:
-        attempt = self._agreement.record.round, self._agreement.record.promised, self._agreement.present()
-        if attempt != self._attempt[0] or (attempt[1][0] == 0 and attempt[2] is None):
-            self._attempt = attempt, time.monotonic()
-        return time.monotonic() - self._attempt[1] > self._attempt_s.bound
-
-    def _offers_are_late(self, alive: set[str]) -> bool:
-        """Whether those that are missing have taken longer than offers did in the last rounds."""
-        mine = self._agreement.record
-        there = {
-            each.peer
-            for each in [mine, *self._agreement.heard.values()]
-            if each.offer is not None and (each.lineage, each.round) == (mine.lineage, mine.round)
-        }
-        now = time.monotonic()
-        if (mine.lineage, mine.round) != self._offers[0]:
-            self._offers = (mine.lineage, mine.round), set(), 0.0
-        _, known, since = self._offers
-        if there and not known:
-            since = now
-        if there - known and known:
-            self._offer_s.add(now - since)
-        self._offers = self._offers[0], there | known, since
-        return bool(there) and now - since > self._offer_s.bound
-
-    def _next_blocks(self) -> tuple[int, int]:
-        """Those after the present ones, as many as the last rounds would have carried in `fragment_s`."""
-        blocks, sizes = len(self._settings.shapes), [value.numel() for value in self._state.parameters]
-        if not self._rates:
-            return 0, blocks
-        begin = end = self._agreement.record.blocks[1] % blocks
-        most = statistics.median(self._rates) * self._settings.fragment_s
-        while end < blocks and (end == begin or sum(sizes[begin : end + 1]) <= most):
-            end += 1
-        return begin, end
 
     def _get_mean(self, proposal: Proposal) -> None:
         if proposal.key in self._means or (self._exchange and self._exchange.proposal == proposal):
@@ -300,14 +258,18 @@ class Courier:
             pass
         except Exception as error:  # A full disk. The others go on without this peer.
             self._warn(f"round {exchange.proposal.number} failed here: {error!r}")
-            self._events.put(lambda: self._lacks(exchange.proposal, self._settings.peer))
+            self._events.put(lambda: self._failed(exchange))
+
+    def _failed(self, exchange: Exchange) -> None:
+        self._lacks(exchange.proposal, self._settings.peer)
+        if self._exchange is exchange:
+            self._exchange = None  # It is tried again if the others have decided this round.
 
     def _have_mean(self, exchange: Exchange, mean: bytes) -> None:
         if not exchange.is_cancelled:
             self._means[exchange.proposal.key] = mean
             self._agreement.means[exchange.proposal.key] = digest_of(mean)
-            self._attempt_s.add(exchange.seconds)
-            self._rates.append(self._state.count(exchange.proposal.blocks) / exchange.seconds)
+            self._pace.exchanged(self._state.count(exchange.proposal.blocks), exchange.seconds)
 
     def _lacks(self, proposal: Proposal, peer: str) -> None:
         present = self._agreement.present()
@@ -318,7 +280,7 @@ class Courier:
         _, proposal, digest = decided
         if digest_of(mean) != digest:
             self._warn(f"round {proposal.number}: this peer has another mean than a majority; it takes theirs")
-            del self._means[proposal.key]
+            self._means.pop(proposal.key, None)
             self._agreement.means.pop(proposal.key, None)
             self._exchange = None
             return
@@ -338,7 +300,7 @@ class Courier:
         took_part = self._settings.peer in proposal.members
         self._dirty.update(dict.fromkeys(range(*proposal.blocks), took_part))
         self._begin_round()
-        self._remember(decided, mean)
+        self._catching_up.keep(decided, mean)
 
     def _begin_round(self) -> None:
         for exchange in self._published:
@@ -347,95 +309,14 @@ class Courier:
         self._exchange = None
         self._means.clear()
 
-    # Peers that are ahead, and behind
+    # Other peers' rounds and state
 
-    def _remember(self, decided: Accepted, mean: bytes) -> None:
-        """Others can replay this round. As many are kept as have the size of the outer parameters and momentum."""
-        number, key = decided[1].number, decided[1].key
-        self._transport.publish(f"{key}/mean", mean)
-        self._transport.publish(f"round/{number}", json.dumps(decided, default=dataclasses.asdict).encode())
-        self._replayed.append((number, key, len(mean)))
-        most = max(LEAST_REPLAYED_BYTES, 8 * sum(value.numel() for value in self._state.parameters))
-        while len(self._replayed) > 1 and sum(size for *_, size in self._replayed) > most:
-            number, key, _ = self._replayed.popleft()
-            self._transport.publish(f"{key}/mean", None)
-            self._transport.publish(f"round/{number}", None)
-
-    def _serve_state(self) -> None:
-        """Publishes the state as it is now for each peer that asks for it, until it asks no more."""
-        records = self._agreement.heard.values()
-        wanted = {name for each in records for name in each.wants.get(self._settings.peer, [])}
-        for name in wanted - self._served.keys():
-            hashes = list(self._state.hashes)
-            snapshot = {"hashes": hashes, **dataclasses.asdict(self._agreement.record)}
-            self._served[name] = {f"block/{digest}" for digest in hashes} | {name}
-            for index, digest in enumerate(hashes):
-                self._transport.publish(f"block/{digest}", self._state.block(index))
-            self._transport.publish(name, json.dumps(snapshot).encode())
-        for name in self._served.keys() - wanted:
-            keys = self._served.pop(name)
-            for key in keys - {key for others in self._served.values() for key in others}:
-                self._transport.publish(key, None)
-
-    def _follow(self, leader: Record) -> None:
-        """Replays the rounds that this peer lacks, or takes the state of the peer that is ahead."""
-        self._agreement.waiting_for = f"the rounds of {leader.peer}, which has made {leader.round}"
-        if self._sync is None:
-            self._sync = self._thread(self._catch_up, leader, self._agreement.record, list(self._state.hashes))
-
-    def _catch_up(self, leader: Record, own: Record, hashes: list[str]) -> None:
-        try:
-            if leader.lineage != own.lineage or not self._replay(leader, own):
-                self._fetch_state(leader.peer, hashes)
-        except (Absent, ValueError, TypeError, KeyError) as error:
-            if not isinstance(error, Absent):
-                self._warn(f"the state of {leader.peer} cannot be taken: {error}")
-            time.sleep(TICK_S)
-        finally:
-            self._events.put(self._end_sync)
-
-    def _replay(self, leader: Record, own: Record) -> bool:
-        """Returns whether the leader still has the next round."""
-        for number in range(own.round + 1, leader.round + 1):
-            try:
-                data = self._transport.fetch(f"round/{number}", leader.peer, time.monotonic())
-                decided = accepted_of(json.loads(data))
-                deadline = time.monotonic() + FIRST_ATTEMPT_S
-                mean = self._transport.fetch(f"{decided[1].key}/mean", leader.peer, deadline)
-            except Absent:
-                return number > own.round + 1
-            self._events.put(lambda decided=decided, mean=mean: self._replayed_round(decided, mean))  # type: ignore[misc]
-        return True
-
-    def _replayed_round(self, decided: Accepted, mean: bytes) -> None:
+    def _replayed(self, decided: Accepted, mean: bytes) -> None:
         record = self._agreement.record
         if (decided[1].lineage, decided[1].number) == (record.lineage, record.round + 1):
             self._commit(decided, mean)
 
-    def _fetch_state(self, donor: str, own: list[str]) -> None:
-        name = f"state/{self._settings.peer}/{time.monotonic_ns()}"  # One that the donor has not made before.
-        self._events.put(lambda: self._agreement.want({donor: [name]}))
-        data = json.loads(self._transport.fetch(name, donor, time.monotonic() + 10 * BEAT_S))
-        hashes = [str(each) for each in data.pop("hashes")]
-        record = Record.of_bytes(json.dumps(data).encode())
-        if len(hashes) != len(own):
-            raise ValueError(f"it has {len(hashes)} parameters, this peer {len(own)}")
-        if digest_of_hashes(hashes) != record.digest:
-            raise ValueError("its digest is another than that of its blocks")
-        blocks = {}
-        for index, digest in enumerate(hashes):
-            if digest != own[index]:
-                deadline = time.monotonic() + FIRST_ATTEMPT_S
-                blocks[index] = self._transport.fetch(f"block/{digest}", donor, deadline)
-                if digest_of(blocks[index]) != digest:
-                    raise ValueError(f"parameter {index} has other bytes than its SHA-256 says")
-        self._events.put(lambda: self._have_state(record, blocks))
-
-    def _end_sync(self) -> None:
-        self._sync = None
-        self._agreement.want({})
-
-    def _have_state(self, donor: Record, blocks: dict[int, bytes]) -> None:
+    def _take(self, donor: Record, blocks: dict[int, bytes]) -> None:
         def record(after: str) -> dict[str, Any]:
             fields = ("lineage", "round", "voters", "blocks", "committed")
             self._agreement.begin(digest=after, **{name: getattr(donor, name) for name in fields})
@@ -477,35 +358,37 @@ class Courier:
                 self._warn(f"the change of this peer is not finite; round {record.round + 1} goes without it")
 
     def _say(self) -> None:
-        """Tells peers and host what is new. What others are told is kept before."""
+        """Tells host and peers what is new. What others are told is kept before. Raises OSError."""
         record = self._agreement.record
+        if (places := self._transport.places()) != self._state.places or self._has_news(record):
+            self._state.places = places
+            self._state.keep(dataclasses.asdict(record))
+        self._tell_host(record)
         if record != self._said:
-            if self._said is None or dataclasses.replace(self._said, version=record.version) != record:
-                self._state.keep(dataclasses.asdict(record))
-            try:
-                self._transport.publish("record", record.as_bytes())
-                self._said = record
-            except OSError as error:
-                self._warn(f"nothing can be published: {error}")
+            self._transport.publish("record", record.as_bytes())
+            self._said = record
+
+    def _has_news(self, record: Record) -> bool:
+        return self._said is None or dataclasses.replace(self._said, version=record.version) != record
+
+    def _tell_host(self, record: Record) -> None:
         stands = [record.lineage, record.round]
-        if self._dirty and not self._is_merging:
-            for index in self._dirty:
+        if not self._is_merging and (self._dirty or self._merged != stands):
+            part = sorted(self._dirty.items())[:MOST_BLOCKS]
+            for index, _ in part:
                 self._numbers.outer(index).copy_(self._state.parameters[index].flatten())
-            self._is_merging = self._tell(merge=sorted(self._dirty.items()), stands=stands)
+            is_all = len(part) == len(self._dirty)
+            self._is_merging = self._tell(merge=part, stands=stands if is_all else self._merged)
             if self._is_merging:
-                self._dirty = {}
-        elif self._merged != stands and not self._is_merging:
-            self._is_merging = self._tell(merge=[], stands=stands)
-        participants = len(record.committed[1].members) if record.committed is not None else 0
-        is_ready = self._sync is None and self._agreement.ahead(self._alive()) is None
+                self._dirty = dict(sorted(self._dirty.items())[MOST_BLOCKS:])
         status = Status(
             record.lineage,
             record.round,
-            participants,
+            len(record.committed[1].members) if record.committed is not None else 0,
             record.digest,
-            self._agreement.waiting_for,
+            self._agreement.waiting_for[:MOST_TEXT],
             record.blocks,
-            is_ready,
+            not self._catching_up.is_under_way and self._agreement.ahead(self._alive()) is None,
         )
         if status != self._status and self._tell(status=dataclasses.asdict(status)):
             self._status = status
@@ -524,5 +407,10 @@ def main(arguments: list[str]) -> None:
         settings: Settings = pickle.load(file)
     sizes = [torch.Size(shape).numel() for shape in settings.shapes]
     channel = Channel(socket.socket(fileno=socket_fd))
-    Courier(settings, channel, Numbers(numbers_fd, sizes), state_fd).run()
+    try:
+        courier = Courier(settings, channel, Numbers(numbers_fd, sizes), state_fd)
+    except Exception as error:  # Another courier would fail in the same way.
+        channel.send(failed=f"{type(error).__name__}: {error}")
+        return
+    courier.run()
     os._exit(0)  # Threads may wait for other peers.

@@ -13,10 +13,14 @@ import torch
 
 from accelmgr.outer._agreement import Proposal
 from accelmgr.outer._payload import decode, encode, part_of
-from accelmgr.outer.bytes import Absent, Bytes
+from accelmgr.outer._transport import Absent, Transport
 
 POLL_S = 0.5
 """A fetch that can be given up is made in pieces of this length."""
+
+
+AGAIN_S = 0.1
+"""Before a peer is asked again that does not answer, or that has nothing yet."""
 
 
 class Cancelled(Exception):
@@ -30,7 +34,7 @@ class Exchange:
         self,
         proposal: Proposal,
         peer: str,
-        transport: Bytes,
+        transport: Transport,
         kind: str,
         count: int,
         bound: float | None,
@@ -69,6 +73,7 @@ class Exchange:
             except Absent as absent:
                 if absent.is_gone:
                     self._lacks(peer)
+                    time.sleep(AGAIN_S)
                 if self._holders():
                     raise
 
@@ -97,7 +102,7 @@ class Exchange:
                 continue
         if self.is_cancelled:
             raise Cancelled
-        time.sleep(0.05)  # Until a peer has the mean.
+        time.sleep(AGAIN_S)
         return None
 
     def _made(self, change: torch.Tensor | None) -> bytes:

@@ -9,7 +9,7 @@ import pathlib
 import shutil
 import time
 
-from accelmgr.outer.bytes import Absent
+from accelmgr.outer._transport import Absent
 
 POLL_S = 0.02
 
@@ -45,6 +45,9 @@ class Folder:
 
     def peers(self) -> set[str]:
         return {entry.name for entry in self._root.iterdir() if entry.name != self._peer}
+
+    def places(self) -> dict[str, str]:
+        return {}
 
     def close(self) -> None:
         shutil.rmtree(self._root / self._peer, ignore_errors=True)

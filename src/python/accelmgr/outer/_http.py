@@ -18,9 +18,11 @@ import socket
 import threading
 import time
 import urllib.parse
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
-from accelmgr.outer.bytes import Absent
+from accelmgr.outer._transport import Absent, Refused
 
 LOOK_S = 3.0
 """How often a peer asks others which peers they know."""
@@ -66,10 +68,18 @@ class Http:
     """A transport."""
 
     def __init__(
-        self, peer: str, run: str, secret: str, seeds: list[str], listen: str = "", advertise: str = ""
+        self,
+        peer: str,
+        run: str,
+        secret: str,
+        seeds: list[str],
+        listen: str = "",
+        advertise: str = "",
+        places: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """seeds: addresses of peers. listen: HOST:PORT to serve at; empty: one of `seeds` if it is of this machine and
         free, else any port. advertise: the address that others are told; empty: the one that they see, and the port.
+        places: as places() of the transport before this one.
 
         Raises OSError: `listen` cannot be served at.
         """
@@ -77,21 +87,21 @@ class Http:
         self._token = hashlib.sha256(f"reader\n{run}\n{secret}".encode()).hexdigest()
         self._values: dict[str, bytes] = {}
         self._changed = threading.Condition()
-        self._addresses: dict[str, str] = {}
+        self._addresses = {name: place for name, place in places.items() if name != peer}
         self._connections = threading.local()
         self._closing = threading.Event()
-        self._server = self._bound(listen)
+        self._server = self._bound(listen, places.get(peer, ""))
         self._server.owner = self
         self.address = advertise or f":{self._server.server_port}"  # Others see the host.
         threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True).start()
         threading.Thread(target=self._look, daemon=True).start()
 
-    def _bound(self, listen: str) -> _Server:
+    def _bound(self, listen: str, before: str) -> _Server:
         if listen:
             return _Server(_split(listen), _Handler)
-        for seed in self._seeds:
-            with contextlib.suppress(OSError):
-                return _Server(_split(seed), _Handler)
+        for place in (before, *self._seeds):
+            with contextlib.suppress(OSError, ValueError):
+                return _Server(_split(place), _Handler)
         return _Server(("", 0), _Handler)
 
     # Serving
@@ -180,7 +190,7 @@ class Http:
             if status == 200:
                 return body
             if status == 403:
-                raise Absent(f"{peer} at {address} has another secret or another run", is_gone=True)
+                raise Refused(f"{peer} at {address} has another secret or another run")
             if time.monotonic() >= deadline:
                 raise Absent(f"{peer} at {address} has not published {key}")
 
@@ -206,6 +216,11 @@ class Http:
     def peers(self) -> set[str]:
         with self._changed:
             return set(self._addresses)
+
+    def places(self) -> dict[str, str]:
+        host, port = self._server.server_address[:2]
+        with self._changed:
+            return {self._peer: f"{host!s}:{port}", **self._addresses}
 
     def close(self) -> None:
         self._closing.set()

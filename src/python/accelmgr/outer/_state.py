@@ -2,7 +2,7 @@
 """The outer parameters and the outer optimizer's state, in a memfd that outlives the courier.
 
     header A | header B | a slot for each block | what a commit has not copied into slots yet
-    header: sequence, length, SHA-256, JSON: the peer's record, the redo list
+    header: sequence, length, SHA-256, JSON: the peer's record, where peers are, the redo list
 
 A commit writes the new blocks behind the slots, then the header that lists them, then the slots. A courier that is
 killed at any instant leaves the state before the commit, or the list from which the next one finishes it.
@@ -55,12 +55,14 @@ class State:
         self._optimizer_of = optimizer
         self.hashes = [""] * len(shapes)
         self.record: dict[str, Any] | None = None
+        self.places: dict[str, str] = {}
+        """See Transport.places()."""
         if header is None:
             self.parameters = [value.clone() for value in initial()]
             self._optimizer = optimizer(self.parameters)
             self._write(range(len(shapes)), [self._encoded(index) for index in range(len(shapes))])
         else:
-            self.record = header["record"]
+            self.record, self.places = header["record"], header["places"]
             self._finish(header["redo"])
             self._optimizer = optimizer(self.parameters)
             for index in range(len(shapes)):
@@ -80,7 +82,7 @@ class State:
         return found
 
     def _write_header(self, redo: Redo) -> None:
-        text = json.dumps({"record": self.record, "redo": redo}).encode()
+        text = json.dumps({"record": self.record, "places": self.places, "redo": redo}).encode()
         sequence = self._sequence + 1
         place = HEADER_BYTES * (sequence % 2)
         digest = hashlib.sha256(struct.pack("<Q", sequence) + text).digest()

@@ -22,7 +22,7 @@ import torch
 
 from accelmgr import _native
 from accelmgr._memory.memfd import make_memfd
-from accelmgr.errors import ConfigError, UsageError
+from accelmgr.errors import ConfigError, SessionError, UsageError
 from accelmgr.manager import Manager
 from accelmgr.outer._channel import Channel, Numbers, Status
 from accelmgr.outer._courier import Settings
@@ -33,6 +33,8 @@ logger = logging.getLogger("accelmgr")
 Optimizer = Callable[[list[torch.Tensor]], torch.optim.Optimizer]
 RESTART_S = 1.0
 """The least time between two starts of a courier."""
+HANG_S = 300.0
+"""A courier that has said nothing for so long is killed, and another one goes on."""
 _PROGRAM = """import sys
 sys.path[:] = {path!r}
 from accelmgr.outer._courier import main
@@ -97,6 +99,9 @@ class DiLoCo:
 
     Source: Douillard et al., "DiLoCo", 2023; "Streaming DiLoCo with overlapping communication", 2025 (`mix`).
 
+    The courier is a process of its own; another one takes its place when it dies or says nothing for five minutes. Each
+    DiLoCo has a new name in the swarm, so a machine that starts again is another peer.
+
     One thread at a time. Raises ConfigError for arguments that cannot be, UsageError before the manager's start.
     """
 
@@ -117,6 +122,7 @@ class DiLoCo:
         listen: str = "",
         advertise: str = "",
     ) -> None:
+        manager.named_parameters()  # Raises UsageError before the start, after which parameters have other memory.
         run, _, place = swarm.partition("@")
         if not run or not place or ("/" not in place and not all(":" in each for each in place.split(","))):
             raise ConfigError(f"swarm is '{swarm}'; it must be RUN@HOST:PORT or RUN@/FOLDER", "swarm")
@@ -134,7 +140,7 @@ class DiLoCo:
         self._weight = weight or (lambda result: result.samples)
         self._parameters = [each for each in manager.parameters() if each.requires_grad]
         if not self._parameters:
-            raise UsageError("DiLoCo(): the manager has no parameters that are trained; was it started?")
+            raise UsageError("DiLoCo(): the manager has no parameters that are trained")
         if any(each.is_complex() for each in self._parameters):
             raise ConfigError("DiLoCo() has no rounds for complex parameters", "manager")
         self._status = Status()
@@ -142,6 +148,7 @@ class DiLoCo:
         self._offered: list[Any] | None = None
         self._pending: dict[str, Any] | None = None
         self._steps, self._sum, self._offered_weight = 0, 0.0, 0.0
+        self._due_steps = every  # For the blocks of the next round.
         self.peer = f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
         manager.sync()
         self._base = [each.detach().to(torch.float32, copy=True) for each in self._parameters]
@@ -164,22 +171,22 @@ class DiLoCo:
         self._fds = (
             make_memfd("accelmgr-outer-settings", 0),
             make_memfd("accelmgr-outer-numbers", 8 * sum(sizes)),
-            (make_memfd("accelmgr-outer-state", 0)),
+            make_memfd("accelmgr-outer-state", 0),
         )
+        self._holder: list[_Courier] = []
+        self._closing = weakref.finalize(self, _close, self._holder, self._fds)
         with open(f"/proc/self/fd/{self._fds[0]}", "wb") as file:
             file.write(cloudpickle.dumps(settings))
         self._numbers = Numbers(self._fds[1], sizes)
         for index, value in enumerate(self._base):
             self._numbers.outer(index).copy_(value.flatten())
-        self._holder: list[_Courier] = []
-        self._closing = weakref.finalize(self, _close, self._holder, self._fds)
-        self._started_at = 0.0
+        self._started_at = self._heard_at = 0.0
         self._start()
 
     # The courier
 
     def _start(self) -> None:
-        self._started_at = time.monotonic()
+        self._started_at = self._heard_at = time.monotonic()
         self._holder[:] = [_Courier(self._fds)]
         self._send(merged=self._merged, is_first=True)
         if self._offered is not None:  # The last one may have died before it read that.
@@ -200,29 +207,44 @@ class DiLoCo:
             self._courier().channel.send(**message)
 
     def _receive(self) -> None:
-        courier = self._courier()
+        courier, has_ended = self._courier(), False
         try:
             while (message := courier.channel.receive(may_wait=False)) is not None:
-                if "status" in message:
-                    fields = message["status"]
-                    self._status = Status(**{**fields, "blocks": tuple(fields["blocks"])})
-                if "merge" in message:
-                    self._pending = message
-                if "warning" in message:
-                    logger.warning("outer: %s", message["warning"])
+                self._heard_at = time.monotonic()
+                self._hear(message)
         except EOFError:
-            if time.monotonic() - self._started_at > RESTART_S:
-                courier.end()
-                logger.warning("outer: the courier ended (%s); another one goes on", courier.process.returncode)
-                self._pending = None
-                self._start()
+            has_ended = True
+        now = time.monotonic()
+        if now - self._heard_at > HANG_S:
+            courier.process.kill()
+        elif not has_ended or now - self._started_at < RESTART_S:
+            return
+        courier.end()
+        logger.warning("outer: the courier ended (%s); another one goes on", courier.process.returncode)
+        self._pending = None
+        self._start()
+
+    def _hear(self, message: dict[str, Any]) -> None:
+        if "failed" in message:
+            self.close()
+            raise SessionError(f"DiLoCo: the courier cannot start: {message['failed']}")
+        if "status" in message:
+            fields = message["status"]
+            self._status = Status(**{**fields, "blocks": tuple(fields["blocks"])})
+            numbers = [value.numel() for value in self._base]
+            self._due_steps = max(1, round(self._every * sum(numbers[slice(*self._status.blocks)]) / sum(numbers)))
+        if "merge" in message:
+            self._pending = message
+        if "warning" in message:
+            logger.warning("outer: %s", message["warning"])
 
     # Steps
 
     def step(self, result: _native.StepResult) -> None:
         """Call it after each step. It merges what has come, and offers a change when `every` steps were made.
 
-        It never waits for another peer. With inner steps it calls manager.sync() when there is something to merge or to
+        It never waits for another peer. Raises SessionError: the courier cannot start, for instance because `listen` is
+        no address of this machine. With inner steps it calls manager.sync() when there is something to merge or to
         offer.
         """
         if result.counted:
@@ -242,15 +264,10 @@ class DiLoCo:
             self._offer()
 
     def _is_due(self) -> bool:
-        status = self._status
-        stands = [status.lineage, status.round]
-        share = sum(value.numel() for value in self._base[slice(*status.blocks)]) / sum(v.numel() for v in self._base)
-        return (
-            status.is_ready
-            and self._merged == stands
-            and self._offered != stands
-            and self._steps >= max(1, round(self._every * share))
-        )
+        if self._steps < self._due_steps or not self._status.is_ready:
+            return False
+        stands = [self._status.lineage, self._status.round]
+        return self._merged == stands and self._offered != stands
 
     @torch.no_grad()
     def _merge(self, message: dict[str, Any]) -> None:

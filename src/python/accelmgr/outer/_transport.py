@@ -16,7 +16,14 @@ class Absent(Exception):
         self.is_gone = is_gone
 
 
-class Bytes(Protocol):
+class Refused(Absent):
+    """What answers is no peer of this swarm: it has another secret, or serves another run."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text, is_gone=True)
+
+
+class Transport(Protocol):
     """Each peer publishes values, which other peers fetch. All methods may be called from any thread."""
 
     def publish(self, key: str, value: bytes | None) -> None:
@@ -33,6 +40,10 @@ class Bytes(Protocol):
         """Other peers that this one has heard of; they may be gone."""
         ...
 
+    def places(self) -> dict[str, str]:
+        """Where peers are, this one too, for the transport of the courier that takes this one's place."""
+        ...
+
     def close(self) -> None:
         """Others cannot fetch anything from this peer any more."""
 
@@ -40,7 +51,7 @@ class Bytes(Protocol):
 class Sealed:
     """A transport whose values were published by a peer that knows the swarm's secret, under this key, in this run."""
 
-    def __init__(self, transport: Bytes, peer: str, run: str, secret: str) -> None:
+    def __init__(self, transport: Transport, peer: str, run: str, secret: str) -> None:
         self._transport, self._peer = transport, peer
         self._secret = hashlib.sha256(f"{run}\n{secret}".encode()).digest()
 
@@ -55,11 +66,14 @@ class Sealed:
         sealed = None if known is None else self._seal(peer, key, known) + known
         value = self._transport.fetch(key, peer, deadline, sealed)
         if not hmac.compare_digest(value[:32], self._seal(peer, key, value[32:])):
-            raise Absent(f"{key} of {peer} does not have the seal of this run: is its `secret` another?", is_gone=True)
+            raise Refused(f"{key} of {peer} does not have the seal of this run: is its `secret` another?")
         return value[32:]
 
     def peers(self) -> set[str]:
         return self._transport.peers()
+
+    def places(self) -> dict[str, str]:
+        return self._transport.places()
 
     def close(self) -> None:
         self._transport.close()

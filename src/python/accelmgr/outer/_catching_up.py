@@ -1,0 +1,144 @@
+# Runs in: the courier.
+"""Peers that lack rounds replay them; those that lack too many, or join, take the state of another peer."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from accelmgr.outer._agreement import Accepted, Agreement, Record, accepted_of
+from accelmgr.outer._exchange import digest_of
+from accelmgr.outer._state import State
+from accelmgr.outer._state import digest_of as digest_of_hashes
+from accelmgr.outer._transport import Absent, Transport
+
+LEAST_REPLAYED_BYTES = 64 << 20
+ANSWER_S = 10.0
+CARRY_S = 120.0
+"""A mean or a block has come after so long, or the peer starts again."""
+AGAIN_S = 0.1
+
+
+class CatchingUp:
+    """The methods are for the main thread, except where they say otherwise."""
+
+    def __init__(
+        self,
+        agreement: Agreement,
+        state: State,
+        transport: Transport,
+        *,
+        later: Callable[[Callable[[], object]], None],
+        commits: Callable[[Accepted, bytes], None],
+        takes: Callable[[Record, dict[int, bytes]], None],
+        says: Callable[[str], None],
+    ) -> None:
+        """later: makes a call in the main thread. commits, takes: called there with a round, or with another state."""
+        self._agreement, self._state, self._transport = agreement, state, transport
+        self._later, self._commits, self._takes, self._says = later, commits, takes, says
+        self._thread: threading.Thread | None = None
+        self._served: dict[str, set[str]] = {}  # What is published for each state that a peer asks for.
+        self._kept: deque[tuple[int, str, int]] = deque()  # Numbers, keys and sizes of rounds.
+
+    @property
+    def is_under_way(self) -> bool:
+        return self._thread is not None
+
+    # For others
+
+    def keep(self, decided: Accepted, mean: bytes) -> None:
+        """Others can replay this round. As many are kept as have the size of the outer parameters and momentum.
+
+        Raises OSError.
+        """
+        number, key = decided[1].number, decided[1].key
+        self._kept.append((number, key, len(mean)))
+        most = max(LEAST_REPLAYED_BYTES, 8 * self._state.count((0, len(self._state.parameters))))
+        while len(self._kept) > 1 and sum(size for *_, size in self._kept) > most:
+            old, old_key, _ = self._kept.popleft()
+            self._transport.publish(f"{old_key}/mean", None)
+            self._transport.publish(f"round/{old}", None)
+        self._transport.publish(f"{key}/mean", mean)
+        self._transport.publish(f"round/{number}", json.dumps(decided, default=dataclasses.asdict).encode())
+
+    def serve(self, alive: set[str]) -> None:
+        """Publishes the state as it is now for each living peer that asks for it, until it asks no more.
+
+        Raises OSError.
+        """
+        own, heard = self._agreement.record.peer, self._agreement.heard
+        wanted = {name for peer in alive for name in heard[peer].wants.get(own, [])}
+        for name in self._served.keys() - wanted:
+            keys = self._served.pop(name)
+            for key in keys.difference(*self._served.values()):
+                self._transport.publish(key, None)
+        for name in wanted - self._served.keys():
+            hashes = list(self._state.hashes)
+            self._served[name] = {f"block/{digest}" for digest in hashes} | {name}
+            for index, digest in enumerate(hashes):
+                self._transport.publish(f"block/{digest}", self._state.block(index))
+            snapshot = {"hashes": hashes, **dataclasses.asdict(self._agreement.record)}
+            self._transport.publish(name, json.dumps(snapshot).encode())
+
+    # For this peer
+
+    def follow(self, leader: Record) -> None:
+        """Begins to get what the leader has and this peer lacks, unless that is under way."""
+        if self._thread is None:
+            arguments = leader, self._agreement.record, list(self._state.hashes)
+            self._thread = threading.Thread(target=self._run, args=arguments, daemon=True)
+            self._thread.start()
+
+    def _ended(self) -> None:
+        self._thread = None
+        self._agreement.want({})
+
+    def _run(self, leader: Record, own: Record, hashes: list[str]) -> None:
+        """In a thread of its own, as all below."""
+        try:
+            if leader.lineage != own.lineage or not self._replay(leader, own):
+                self._fetch_state(leader.peer, own.peer, hashes)
+        except Absent:
+            time.sleep(AGAIN_S)  # Another peer may be the leader then.
+        except (ValueError, TypeError, KeyError) as error:
+            self._says(f"the state of {leader.peer} cannot be taken: {error}")
+            time.sleep(AGAIN_S)
+        finally:
+            self._later(self._ended)
+
+    def _replay(self, leader: Record, own: Record) -> bool:
+        """Returns whether the leader still has the next round."""
+        for number in range(own.round + 1, leader.round + 1):
+            try:
+                decided = accepted_of(json.loads(self._fetch(f"round/{number}", leader.peer, 0)))
+                mean = self._fetch(f"{decided[1].key}/mean", leader.peer, CARRY_S)
+            except Absent:
+                return number > own.round + 1
+            self._later(lambda decided=decided, mean=mean: self._commits(decided, mean))  # type: ignore[misc]
+        return True
+
+    def _fetch(self, key: str, peer: str, within_s: float) -> bytes:
+        return self._transport.fetch(key, peer, time.monotonic() + within_s)
+
+    def _fetch_state(self, donor: str, own: str, hashes: list[str]) -> None:
+        name = f"state/{own}/{time.monotonic_ns()}"  # One that the donor has not made before.
+        self._later(lambda: self._agreement.want({donor: [name]}))
+        data: dict[str, Any] = json.loads(self._fetch(name, donor, ANSWER_S))
+        theirs = [str(each) for each in data.pop("hashes")]
+        record = Record.of_bytes(json.dumps(data).encode())
+        if len(theirs) != len(hashes):
+            raise ValueError(f"it has {len(theirs)} parameters, this peer {len(hashes)}")
+        if digest_of_hashes(theirs) != record.digest:
+            raise ValueError("its digest is another than that of its blocks")
+        blocks = {}
+        for index, digest in enumerate(theirs):
+            if digest != hashes[index]:
+                blocks[index] = self._fetch(f"block/{digest}", donor, CARRY_S)
+                if digest_of(blocks[index]) != digest:
+                    raise ValueError(f"parameter {index} has other bytes than its SHA-256 says")
+        self._later(lambda: self._takes(record, blocks))

@@ -1,0 +1,90 @@
+# Runs in: the courier.
+"""How long a round may take, and how much it carries: from the rounds that were made."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import deque
+from typing import Any
+
+from accelmgr.outer._agreement import Agreement
+
+FIRST_ATTEMPT_S = 120.0
+FIRST_OFFERS_S = 30.0
+REMEMBERED = 20
+"""Rounds whose times say how long the next one may take."""
+
+
+class Times:
+    """How long something takes, from the last times that it was done."""
+
+    def __init__(self, first_s: float, least_s: float) -> None:
+        """first_s: the bound until three times are known."""
+        self._first_s, self._least_s = first_s, least_s
+        self._seconds: deque[float] = deque(maxlen=REMEMBERED)
+
+    def add(self, seconds: float) -> None:
+        self._seconds.append(seconds)
+
+    @property
+    def bound(self) -> float:
+        """Twice the median and four times the median distance from it."""
+        if len(self._seconds) < 3:
+            return self._first_s
+        median = statistics.median(self._seconds)
+        spread = statistics.median(abs(each - median) for each in self._seconds)
+        return max(self._least_s, 2 * median + 4 * spread)
+
+
+class Pace:
+    """Not for several threads."""
+
+    def __init__(self, agreement: Agreement, sizes: list[int], fragment_s: float) -> None:
+        """sizes: numbers in each block."""
+        self._agreement, self._sizes, self._fragment_s = agreement, sizes, fragment_s
+        self._attempts, self._lags = Times(FIRST_ATTEMPT_S, 5.0), Times(FIRST_OFFERS_S, 2.0)
+        self._rates: deque[float] = deque(maxlen=REMEMBERED)  # Numbers that a round has carried in a second.
+        self._attempt: tuple[Any, float] = (None, 0.0)
+        self._round: Any = None
+        self._offering: set[str] = set()
+        self._first_offer_at = 0.0
+
+    def exchanged(self, count: int, seconds: float) -> None:
+        """A mean of `count` numbers has come in so many seconds."""
+        self._attempts.add(seconds)
+        self._rates.append(count / seconds)
+
+    def is_late(self) -> bool:
+        """Whether the present attempt takes longer than attempts do."""
+        record, present = self._agreement.record, self._agreement.present()
+        attempt = record.lineage, record.round, record.promised, present
+        has_begun = present is not None or record.promised[0] > 0
+        if attempt != self._attempt[0] or not has_begun:
+            self._attempt = attempt, time.monotonic()
+        return time.monotonic() - self._attempt[1] > self._attempts.bound
+
+    def offers_are_late(self) -> bool:
+        """Whether those that are missing have taken longer than offers did in the last rounds."""
+        now, mine = time.monotonic(), self._agreement.record
+        offering = {each.peer for each in self._agreement.peers() if each.offer is not None}
+        if (mine.lineage, mine.round) != self._round:
+            self._round, self._offering = (mine.lineage, mine.round), set()
+        if offering - self._offering:
+            if self._offering:
+                self._lags.add(now - self._first_offer_at)
+            else:
+                self._first_offer_at = now
+        self._offering |= offering
+        return bool(self._offering) and now - self._first_offer_at > self._lags.bound
+
+    def next_blocks(self) -> tuple[int, int]:
+        """Those after the present ones, as many as the last rounds would have carried in `fragment_s`."""
+        if not self._rates:
+            return 0, len(self._sizes)
+        begin = self._agreement.record.blocks[1] % len(self._sizes)
+        end, left = begin + 1, statistics.median(self._rates) * self._fragment_s - self._sizes[begin]
+        while end < len(self._sizes) and self._sizes[end] <= left:
+            left -= self._sizes[end]
+            end += 1
+        return begin, end
