@@ -296,14 +296,17 @@ def test_before_the_start_it_is_refused(tmp_path: pathlib.Path) -> None:
 
 def test_a_peer_finds_the_others_again_when_the_first_address_is_gone() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        place = f"run@127.0.0.1:{server.getsockname()[1]}"
-    with swarm_of(*(lambda peer=peer: Peer(peer, place) for peer in range(3))) as peers:  # type: ignore[misc]
+        address = server.getsockname()[:2]
+    place = f"run@{address[0]}:{address[1]}"
+    with swarm_of(lambda: Peer(0, place)) as first, contextlib.ExitStack() as stack:
+        meet(first)  # It serves at that address.
+        peers = [*first, *stack.enter_context(swarm_of(lambda: Peer(1, place), lambda: Peer(2, place)))]
         meet(peers)
         make_round(peers)
-        peers[0].outer.close()  # One of them serves there.
-        kill(peers[1].outer.courier_pid)
-        kill(peers[2].outer.courier_pid)
-        for _ in range(2):
+        peers[0].outer.close()
+        with socket.create_server(address):  # Another program has the address now.
+            kill(peers[1].outer.courier_pid)
+            kill(peers[2].outer.courier_pid)
             make_round(peers[1:])
         assert [each.outer.participants for each in peers[1:]] == [2, 2]
 
