@@ -19,14 +19,13 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 Ballot = tuple[int, str]
 """An attempt and who proposes in it."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Proposal:
+class Proposal(NamedTuple):
     """A round: whose changes of which blocks are averaged, with which weights."""
 
     number: int
@@ -36,11 +35,13 @@ class Proposal:
     blocks: tuple[int, int]
     next_blocks: tuple[int, int]
     """What the round after it averages."""
+    made_in: Ballot
+    """The attempt for which it was made: another one's members publish their changes again."""
 
     @property
     def key(self) -> str:
         """Names what members publish for this proposal."""
-        return hashlib.sha256(json.dumps(dataclasses.astuple(self)).encode()).hexdigest()[:32]
+        return hashlib.sha256(json.dumps(self).encode()).hexdigest()[:32]
 
 
 Accepted = tuple[Ballot, Proposal, str]
@@ -70,11 +71,11 @@ class Record:
     """The ballot for which the peer asks for promises."""
     proposal: tuple[Ballot, Proposal] | None = None
     lacking: tuple[str, ...] = ()
-    """Peers whose part of the present proposal did not come."""
+    """Peers whose part of the last proposal that this peer has seen did not come."""
     committed: Accepted | None = None
     """What the last round was."""
-    wants: dict[str, list[str]] = dataclasses.field(default_factory=dict)
-    """What the peer asks each other peer to publish: its state, under a name."""
+    wants: dict[str, str] = dataclasses.field(default_factory=dict)
+    """The name under which the peer asks each other peer to publish its state."""
 
     def as_bytes(self) -> bytes:
         return json.dumps(dataclasses.asdict(self)).encode()
@@ -83,35 +84,24 @@ class Record:
     def of_bytes(cls, data: bytes) -> Record:
         """Raises ValueError for what no peer has written."""
         try:
-            fields = json.loads(data)
-            fields["voters"], fields["blocks"] = tuple(fields["voters"]), tuple(fields["blocks"])
-            fields["lacking"], fields["promised"] = tuple(fields["lacking"]), _ballot(fields["promised"])
-            if fields["prepared"] is not None:
-                fields["prepared"] = _ballot(fields["prepared"])
-            if fields["proposal"] is not None:
-                fields["proposal"] = _ballot(fields["proposal"][0]), _proposal(fields["proposal"][1])
-            for name in ("accepted", "committed"):
+            fields = {name: _tuples(value) for name, value in json.loads(data).items()}
+            for name in ("proposal", "accepted", "committed"):
                 if fields[name] is not None:
-                    fields[name] = accepted_of(fields[name])
+                    fields[name] = proposal_of(fields[name])
             return cls(**fields)
-        except (TypeError, KeyError, IndexError, AttributeError) as error:
+        except (TypeError, KeyError, ValueError, AttributeError) as error:
             raise ValueError(f"no record of a peer: {error}") from error
 
 
-def accepted_of(value: Any) -> Accepted:
-    """What JSON has made lists and mappings. Raises TypeError, ValueError or KeyError."""
-    ballot, proposal, mean = value
-    return _ballot(ballot), _proposal(proposal), str(mean)
+def proposal_of(value: Any) -> Any:
+    """A ballot, its proposal, and what follows, of what JSON has made lists. Raises TypeError or ValueError."""
+    ballot, proposal, *more = _tuples(value)
+    return ballot, Proposal(*proposal), *more
 
 
-def _ballot(value: Any) -> Ballot:
-    number, proposer = value
-    return int(number), str(proposer)
-
-
-def _proposal(fields: dict[str, Any]) -> Proposal:
-    lists: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
-    return Proposal(**lists)
+def _tuples(value: Any) -> Any:
+    """With tuples where JSON has lists."""
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def precedence(record: Record) -> tuple[int, int, str]:
@@ -136,6 +126,7 @@ class Agreement:
         """The SHA-256 of each mean that this peer has, by the proposal's key."""
         self.waiting_for = ""
         """Why there is no round; empty while one is under way."""
+        self._seen = ""  # The key of the last proposal.
 
     # What happens
 
@@ -155,11 +146,12 @@ class Agreement:
         """Offers a change of `record.blocks` to the next round."""
         self._change(offer=weight)
 
-    def lack(self, peers: tuple[str, ...]) -> None:
-        if peers != self.record.lacking:
-            self._change(lacking=peers)
+    def lack(self, peer: str) -> None:
+        """The peer's part of the present proposal does not come."""
+        if peer not in self.record.lacking:
+            self._change(lacking=(*self.record.lacking, peer))
 
-    def want(self, wants: dict[str, list[str]]) -> None:
+    def want(self, wants: dict[str, str]) -> None:
         if wants != self.record.wants:
             self._change(wants=wants)
 
@@ -238,11 +230,15 @@ class Agreement:
         """
         self.waiting_for = ""
         is_voter = self.record.peer in self.record.voters
+        if (present := self.present()) is not None and present[1].key != self._seen:
+            self._seen = present[1].key
+            self._change(lacking=())
         if is_voter:
             self._promise_and_accept()
             if self.record.prepared is not None and self.record.prepared == self.record.promised:
                 if self.record.proposal is None or self.record.proposal[0] < self.record.prepared:
-                    self._propose_promised(alive, next_blocks)
+                    if self._propose_promised(alive, is_late, next_blocks):
+                        return
             elif self.present() is None and self.record.promised[0] == 0:
                 self._propose_first(alive, offers_are_late, is_late, next_blocks)
                 return
@@ -264,16 +260,19 @@ class Agreement:
         if mean is not None and (self.record.accepted is None or self.record.accepted[0] < ballot):
             self._change(accepted=(ballot, proposal, mean))
 
-    def _offering(self, alive: set[str]) -> list[Record]:
-        gone = {peer for each in self.peers() for peer in each.lacking}
-        there = [each for each in self.peers() if each.offer is not None and each.digest == self.record.digest]
+    def _offering(self, alive: set[str], with_lacking: bool) -> list[Record]:
+        """Peers whose changes a proposal may have. with_lacking: also those whose part of the last one did not come."""
+        lacking = set() if with_lacking else {peer for each in self.peers() for peer in each.lacking}
+        there = {self.record.peer, *alive} - lacking
         return [
-            each for each in there if each is self.record or (each.peer in alive and each.peer not in gone)
-        ]  # Who is gone comes back with the next round.
+            each
+            for each in self.peers()
+            if each.offer is not None and each.digest == self.record.digest and each.peer in there
+        ]
 
-    def _missing_offers(self, alive: set[str], offers_are_late: bool) -> str:
+    def _missing_offers(self, alive: set[str], offers_are_late: bool, with_lacking: bool = False) -> str:
         voters = self.record.voters
-        offering = {each.peer for each in self._offering(alive)}
+        offering = {each.peer for each in self._offering(alive, with_lacking)}
         if not self.has_quorum(alive):
             living = len({self.record.peer, *alive} & set(voters))
             return f"{quorum(voters)} of the {len(voters)} members of the last round; {living} answer"
@@ -285,12 +284,13 @@ class Agreement:
         late = [each.peer for each in self.peers() if each.peer in {self.record.peer, *alive} - offering]
         return f"changes of {', '.join(late)}" if late and not offers_are_late else ""
 
-    def _proposal(self, alive: set[str], next_blocks: tuple[int, int]) -> Proposal:
-        offering = sorted(self._offering(alive), key=lambda each: each.peer)
+    def _propose(self, ballot: Ballot, alive: set[str], with_lacking: bool, next_blocks: tuple[int, int]) -> None:
+        offering = sorted(self._offering(alive, with_lacking), key=lambda each: each.peer)
         weights = tuple(float(each.offer or 0) for each in offering)
         members = tuple(each.peer for each in offering)
         mine = self.record
-        return Proposal(mine.round + 1, mine.lineage, members, weights, mine.blocks, next_blocks)
+        proposal = Proposal(mine.round + 1, mine.lineage, members, weights, mine.blocks, next_blocks, ballot)
+        self._change(proposal=(ballot, proposal))
 
     def _propose_first(
         self, alive: set[str], offers_are_late: bool, is_late: bool, next_blocks: tuple[int, int]
@@ -299,26 +299,27 @@ class Agreement:
         if self.waiting_for:
             return
         if self.record.promised == (0, self.record.peer):
-            self._change(proposal=((0, self.record.peer), self._proposal(alive, next_blocks)))
+            self._propose((0, self.record.peer), alive, False, next_blocks)
             self._promise_and_accept()
         elif self.record.promised[1] not in alive or is_late:
             self._prepare(alive)
 
-    def _propose_promised(self, alive: set[str], next_blocks: tuple[int, int]) -> None:
+    def _propose_promised(self, alive: set[str], is_late: bool, next_blocks: tuple[int, int]) -> bool:
+        """Proposes what the promises ask for, or something new. Returns whether it has."""
         ballot = self.record.promised
         promised = [each for each in self.peers() if each.peer in self.record.voters and each.promised == ballot]
         if len(promised) < quorum(self.record.voters):
-            return
+            return False
         accepted = [each.accepted for each in promised if each.accepted is not None]
         if accepted:
-            proposal = max(accepted, key=lambda each: each[0])[1]
-        elif self.waiting_for or (missing := self._missing_offers(alive, True)):
-            self.waiting_for = self.waiting_for or missing
-            return
+            self._change(proposal=(ballot, max(accepted, key=lambda each: each[0])[1]))
+        elif missing := self._missing_offers(alive, True, with_lacking=is_late):
+            self.waiting_for = missing
+            return False
         else:
-            proposal = self._proposal(alive, next_blocks)
-        self._change(proposal=(ballot, proposal), lacking=())
+            self._propose(ballot, alive, is_late, next_blocks)
         self._promise_and_accept()
+        return True
 
     def _must_try_again(self, alive: set[str], is_late: bool) -> bool:
         if (present := self.present()) is None:

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from accelmgr.outer._agreement import Accepted, Agreement, Record, accepted_of
+from accelmgr.outer._agreement import Accepted, Agreement, Record, proposal_of
 from accelmgr.outer._exchange import digest_of
 from accelmgr.outer._state import State
 from accelmgr.outer._state import digest_of as digest_of_hashes
@@ -64,7 +64,7 @@ class CatchingUp:
             self._transport.publish(f"{old_key}/mean", None)
             self._transport.publish(f"round/{old}", None)
         self._transport.publish(f"{key}/mean", mean)
-        self._transport.publish(f"round/{number}", json.dumps(decided, default=dataclasses.asdict).encode())
+        self._transport.publish(f"round/{number}", json.dumps(decided).encode())
 
     def serve(self, alive: set[str]) -> None:
         """Publishes the state as it is now for each living peer that asks for it, until it asks no more.
@@ -72,7 +72,7 @@ class CatchingUp:
         Raises OSError.
         """
         own, heard = self._agreement.record.peer, self._agreement.heard
-        wanted = {name for peer in alive for name in heard[peer].wants.get(own, [])}
+        wanted = {heard[peer].wants[own] for peer in alive if own in heard[peer].wants}
         for name in self._served.keys() - wanted:
             keys = self._served.pop(name)
             for key in keys.difference(*self._served.values()):
@@ -115,7 +115,7 @@ class CatchingUp:
         """Returns whether the leader still has the next round."""
         for number in range(own.round + 1, leader.round + 1):
             try:
-                decided = accepted_of(json.loads(self._fetch(f"round/{number}", leader.peer, 0)))
+                decided = proposal_of(json.loads(self._fetch(f"round/{number}", leader.peer, 0)))
                 mean = self._fetch(f"{decided[1].key}/mean", leader.peer, CARRY_S)
             except Absent:
                 return number > own.round + 1
@@ -127,7 +127,7 @@ class CatchingUp:
 
     def _fetch_state(self, donor: str, own: str, hashes: list[str]) -> None:
         name = f"state/{own}/{time.monotonic_ns()}"  # One that the donor has not made before.
-        self._later(lambda: self._agreement.want({donor: [name]}))
+        self._later(lambda: self._agreement.want({donor: name}))
         data: dict[str, Any] = json.loads(self._fetch(name, donor, ANSWER_S))
         theirs = [str(each) for each in data.pop("hashes")]
         record = Record.of_bytes(json.dumps(data).encode())
