@@ -37,7 +37,7 @@ WARM_STEPS = 10
 KILL_EVERY_S = 60.0
 BEGIN_WITHIN_S = 180.0
 END_WITHIN_S = 20.0
-CONGESTION = "cubic"  # What most machines have; it takes lost packets for a full link.
+CONGESTION = pathlib.Path("/proc/sys/net/ipv4/tcp_congestion_control")  # New network namespaces have that of the machine.
 
 
 class Failure(Exception):
@@ -70,7 +70,6 @@ class Links:
             self._enter(index, "ip", "link", "set", "lo", "up")
             self._enter(index, "ip", "address", "add", f"{self.address(index)}/24", "dev", "link0")
             self._enter(index, "ip", "link", "set", "link0", "up")
-            self._enter(index, "sh", "-c", f"echo {CONGESTION} > /proc/sys/net/ipv4/tcp_congestion_control")
         threading.Thread(target=self._read, daemon=True).start()
 
     @staticmethod
@@ -348,6 +347,7 @@ def in_lab(arguments):
     for old in [*arguments.folder.glob("peer-*"), *arguments.folder.glob("alone-*")]:
         old.unlink()
     links = Links(arguments)
+    say(f"  {arguments.mbit:g} Mbit/s, {arguments.loss:g}% lost each way, TCP with {CONGESTION.read_text().strip()}")
     alone_ms = alone(links, arguments)
     peers, begin, end = churn(links, arguments)
     (arguments.folder / "links.jsonl").write_text("".join(json.dumps(each) + "\n" for each in links.samples))
