@@ -37,7 +37,7 @@ WARM_STEPS = 10
 KILL_EVERY_S = 60.0
 BEGIN_WITHIN_S = 180.0
 END_WITHIN_S = 20.0
-CONGESTION = pathlib.Path("/proc/sys/net/ipv4/tcp_congestion_control")  # New network namespaces have that of the machine.
+CONGESTION = pathlib.Path("/proc/sys/net/ipv4/tcp_congestion_control")  # As new namespaces have it.
 
 
 class Failure(Exception):
