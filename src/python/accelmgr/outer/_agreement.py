@@ -70,7 +70,9 @@ class Record:
     """The ballot for which the peer asks for promises."""
     proposal: tuple[Ballot, Proposal] | None = None
     lacking: tuple[str, ...] = ()
-    """Peers whose part of the present proposal did not come."""
+    """Peers whose part of a proposal did not come."""
+    lacking_in: Ballot = (0, "")
+    """The ballot of that proposal."""
     committed: Accepted | None = None
     """What the last round was."""
     wants: dict[str, list[str]] = dataclasses.field(default_factory=dict)
@@ -86,6 +88,7 @@ class Record:
             fields = json.loads(data)
             fields["voters"], fields["blocks"] = tuple(fields["voters"]), tuple(fields["blocks"])
             fields["lacking"], fields["promised"] = tuple(fields["lacking"]), _ballot(fields["promised"])
+            fields["lacking_in"] = _ballot(fields["lacking_in"])
             if fields["prepared"] is not None:
                 fields["prepared"] = _ballot(fields["prepared"])
             if fields["proposal"] is not None:
@@ -156,8 +159,12 @@ class Agreement:
         self._change(offer=weight)
 
     def lack(self, peers: tuple[str, ...]) -> None:
-        if peers != self.record.lacking:
-            self._change(lacking=peers)
+        """Says that these parts of the present proposal do not come, beside those of which it was said."""
+        if (present := self.present()) is None:
+            return
+        known = self.record.lacking if self.record.lacking_in == present[0] else ()
+        if not set(peers) <= set(known):
+            self._change(lacking=tuple(sorted({*known, *peers})), lacking_in=present[0])
 
     def want(self, wants: dict[str, list[str]]) -> None:
         if wants != self.record.wants:
@@ -264,25 +271,35 @@ class Agreement:
         if mean is not None and (self.record.accepted is None or self.record.accepted[0] < ballot):
             self._change(accepted=(ballot, proposal, mean))
 
+    def _lost(self) -> set[str]:
+        """Peers whose part of the last proposal did not come to somebody."""
+        last = max((each.proposal[0] for each in self.peers() if each.proposal is not None), default=None)
+        return {peer for each in self.peers() if each.lacking_in == last for peer in each.lacking}
+
+    def _suffice(self, offering: list[Record]) -> bool:
+        peers, voters = {each.peer for each in offering}, self.record.voters
+        return len(peers & set(voters)) >= quorum(voters) and len(peers) >= max(2, self._min_peers or 0)
+
     def _offering(self, alive: set[str]) -> list[Record]:
-        gone = {peer for each in self.peers() for peer in each.lacking}
+        """Who is lost is left out until the next round, unless there is no round without it."""
         there = [each for each in self.peers() if each.offer is not None and each.digest == self.record.digest]
-        return [
-            each for each in there if each is self.record or (each.peer in alive and each.peer not in gone)
-        ]  # Who is gone comes back with the next round.
+        there = [each for each in there if each is self.record or each.peer in alive]
+        others = [each for each in there if each is self.record or each.peer not in self._lost()]
+        return others if self._suffice(others) else there
 
     def _missing_offers(self, alive: set[str], offers_are_late: bool) -> str:
         voters = self.record.voters
-        offering = {each.peer for each in self._offering(alive)}
+        offering = self._offering(alive)
         if not self.has_quorum(alive):
             living = len({self.record.peer, *alive} & set(voters))
             return f"{quorum(voters)} of the {len(voters)} members of the last round; {living} answer"
         needed = max(2, self._min_peers or 0)
         if len({self.record.peer, *alive}) < needed:
             return f"other peers: this one is alone, and a round needs {needed}"
-        if len(offering & set(voters)) < quorum(voters) or len(offering) < needed:
+        if not self._suffice(offering):
             return f"changes: {len(offering)} of {max(needed, quorum(voters))} were offered"
-        late = [each.peer for each in self.peers() if each.peer in {self.record.peer, *alive} - offering]
+        there = {each.peer for each in self.peers()} & {self.record.peer, *alive}
+        late = sorted(there - {each.peer for each in offering})
         return f"changes of {', '.join(late)}" if late and not offers_are_late else ""
 
     def _proposal(self, alive: set[str], next_blocks: tuple[int, int]) -> Proposal:
@@ -317,7 +334,7 @@ class Agreement:
             return
         else:
             proposal = self._proposal(alive, next_blocks)
-        self._change(proposal=(ballot, proposal), lacking=())
+        self._change(proposal=(ballot, proposal))
         self._promise_and_accept()
 
     def _must_try_again(self, alive: set[str], is_late: bool) -> bool:
@@ -327,8 +344,7 @@ class Agreement:
             return is_late
         members = set(present[1].members)
         lost = members - {self.record.peer, *alive}
-        lost |= {peer for each in self.peers() for peer in each.lacking} & members
-        return is_late or bool(lost)
+        return is_late or bool(lost | self._lost() & members)
 
     def holders(self, proposal: Proposal, alive: set[str]) -> list[str]:
         """Living peers that have this proposal's mean."""

@@ -274,7 +274,7 @@ class Courier:
     def _lacks(self, proposal: Proposal, peer: str) -> None:
         present = self._agreement.present()
         if present is not None and present[1] == proposal and proposal.key not in self._means:
-            self._agreement.lack(tuple(sorted({*self._agreement.record.lacking, peer})))
+            self._agreement.lack((peer,))
 
     def _commit(self, decided: Accepted, mean: bytes) -> None:
         _, proposal, digest = decided
