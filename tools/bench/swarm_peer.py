@@ -124,7 +124,13 @@ def train(arguments: argparse.Namespace, log: Log) -> None:
     model = Paced(arguments.millions, arguments.step_ms / 1e3)
     data = Data(arguments.seed)
     with accelmgr.Manager(
-        model, data, nprocs=1, batch_size_per_device=SAMPLES, start_method="fork", runners={"threads": 1}
+        model,
+        data,
+        nprocs=1,
+        batch_size_per_device=SAMPLES,
+        start_method="fork",
+        refresh="never",
+        runners={"threads": 1},
     ) as manager:
         inner = torch.optim.AdamW(model.parameters(), lr=RATE)
         outer = None
