@@ -113,6 +113,7 @@ class Peer:
         settings += ["--swarm", swarm, "--every", str(EVERY)] if swarm else []
         command = [sys.executable, BENCH / "swarm_peer.py", "--log", self.log, *settings]
         self.begun, self.ended = time.monotonic(), None
+        self._lines, self._is_over = None, False
         with self.errors.open("w") as errors:
             self.process = subprocess.Popen(links.command(index, *map(str, command)), stdout=errors, stderr=errors)
 
@@ -142,14 +143,14 @@ class Peer:
 
     def events(self, key):
         """The lines of its log with this key, as far as they are whole."""
-        found = []
-        with contextlib.suppress(FileNotFoundError):
-            for line in self.log.read_text().splitlines():
-                with contextlib.suppress(ValueError):
-                    event = json.loads(line)
-                    if key in event:
-                        found.append(event)
-        return found
+        if self._lines is None or not self._is_over:
+            self._is_over = self.ended is not None and self.process.poll() is not None
+            self._lines = []
+            with contextlib.suppress(FileNotFoundError):
+                for line in self.log.read_text().splitlines():
+                    with contextlib.suppress(ValueError):
+                        self._lines.append(json.loads(line))
+        return [line for line in self._lines if key in line]
 
     def first(self, key, **where):
         """When it first happened; None: it has not."""
