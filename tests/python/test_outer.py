@@ -129,8 +129,9 @@ def make_round(peers: list[Peer], steps: int = EVERY) -> int:
 def place(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> str:
     if request.param == "folder":
         return f"run@{tmp_path}/swarm"
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return f"run@127.0.0.1:{server.getsockname()[1]}"
+    host = "127.0.0.2"  # The first peer serves there alone, as on the address of a machine.
+    with socket.create_server((host, 0)) as server:
+        return f"run@{host}:{server.getsockname()[1]}"
 
 
 Round = tuple[int, tuple[int, int]]

@@ -60,6 +60,8 @@ class Swarm:
                 peer.offer(chance.randint(1, 9))
             peer.advance(alive, chance.random() < (0.02 if is_calm else 0.2), is_calm or chance.random() < 0.3, ALL)
             present = peer.present()
+            if present is not None and not is_calm and chance.random() < 0.1:  # What a living peer sends may come late.
+                peer.lack(chance.choice(present[1].members))
             if present is not None and (is_calm or chance.random() < 0.5):
                 members = set(present[1].members)
                 if not members & self.dead or peer.holders(present[1], alive):
@@ -67,8 +69,6 @@ class Swarm:
                 else:
                     for lost in members & self.dead:
                         peer.lack(lost)
-                if not is_calm and chance.random() < 0.1:  # A link that is cut for a while.
-                    peer.lack(chance.choice(present[1].members))
                 peer.advance(alive, False, False, ALL)
         self.said[name].append(peer.record.as_bytes())
 

@@ -20,10 +20,11 @@ class Benchmark:
     about: str  # what it measures, and how to read it
     rounds: int
     targets: list  # targets to build
-    groups: Callable  # quick -> groups
+    groups: Callable  # quick -> groups; with `minutes`, of which there may be any number: quick, minutes -> groups
     report: Callable  # lines -> tables.Report
     weighs_memory: bool = False
     preset: str = "release"
+    minutes: float | None = None  # how long a group takes, unless somebody says otherwise
 
 
 def quick_flag(quick):
@@ -256,6 +257,27 @@ def nodes_groups(quick):
     ]
 
 
+SWARM_RATES = (5, 20, 100)  # megabits a second
+
+
+def swarm_groups(quick, minutes):
+    folder = contestants.ROOT / "build" / "bench" / "swarm"
+    script = [contestants.torch_python(), BENCH / "swarm.py", "--forwarder", RELEASE / "tools/bench/bench_forwarder"]
+    command = ["env", f"PYTHONPATH={RELEASE / 'python'}", *script, "--minutes", 1 if quick else minutes]
+    patience_s = contestants.TIMEOUT_S + 60 * minutes
+    return [
+        [
+            Contestant(
+                "ours",
+                lambda rate=rate: [*command, "--mbit", rate, "--folder", folder / f"{rate}"],
+                f"{rate} Mbit/s",
+                timeout_s=patience_s,
+            )
+        ]
+        for rate in (SWARM_RATES[1:2] if quick else SWARM_RATES)
+    ]
+
+
 def launch_groups(quick):
     ours = program("ours", "bench_launch", *quick_flag(quick))
     programs = ["--accelmgr", RELEASE / "tools/accelmgr", "--rank-program", RELEASE / "tools/bench/bench_launch"]
@@ -350,6 +372,13 @@ ALL = {
         """all_reduce of four ranks, two on each of two nodes (network namespaces of this machine, joined by a virtual
         cable). Against torch.distributed over gloo with all four in it.""",
         3, ["bench_nodes", "accelmgr"], nodes_groups, reports.nodes),
+    "swarm": Benchmark(
+        """Four peers of accelmgr.outer in network namespaces, each behind a link of 5, 20 or 100 Mbit/s with 100 ms
+        there and back and one of 1,000 packets lost, by a forwarder of our own. Their steps mostly sleep, so that two
+        cores do. Each minute one is killed and a new one joins. The share of time that peers compute (steps made, times
+        the time of a step without a swarm) against min(1, H*t/T): H steps from one average to the next, t the time of
+        one, T the time in which a link carries a peer's bytes of one average. Logs stay in build/bench/swarm.""",
+        1, ["_native", "bench_forwarder"], swarm_groups, reports.swarm, minutes=4),
     "launch": Benchmark(
         """From the call to all ranks past one barrier, for 2 and 8 ranks: spawn() by its three start methods, and
         programs under `accelmgr spawn`. Against multiprocessing's fork in a process that has torch,

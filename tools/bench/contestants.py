@@ -49,6 +49,7 @@ class Contestant:
     command: Callable[[], list]
     case: str = ""
     read: Callable[[str, str], list] = parse_lines
+    timeout_s: float = TIMEOUT_S
 
     @property
     def label(self):
@@ -120,9 +121,9 @@ def _run(contestant, observer):
     with running(contestant) as run:
         try:
             with observer:
-                run.process.wait(TIMEOUT_S)
+                run.process.wait(contestant.timeout_s)
         except subprocess.TimeoutExpired:
-            raise Failure(f"{contestant.label} did not end within {TIMEOUT_S} s") from None
+            raise Failure(f"{contestant.label} did not end within {contestant.timeout_s:g} s") from None
         run.check_end()
         return run.output.read_text(), run.errors.read_text()
 

@@ -382,6 +382,31 @@ def nodes(lines):
     return Report([table], targets)
 
 
+def swarm(lines):
+    measured = Measured(lines)
+    links = Table(
+        "Peers behind slow links. Bound: min(1, H*t/T); T: a link carries a peer's bytes of one average; H, made:\n"
+        "steps from one average of a parameter to its next one, as wanted and as they were",
+        ["link", "computing %", "bound %", "t ms", "samples", "H", "made", "MiB", "T s", "p99 ms", "without ms"],
+    )
+    rounds = Table(
+        "Their rounds. Missed: without a peer that had joined. Joining: from its start to its first round",
+        ["link", "rounds", "s", "peers", "missed %", "killed", "joining s", "most s", "not joined", "complaints"],
+    )
+    targets = []
+    for case in measured.values_of("case"):
+        of = {line["metric"]: measured.get("ours", line["metric"], case=case) for line in lines if line["case"] == case}
+        keys = ("share", "bound", "step", "samples", "every", "steps_between", "carried", "carry", "p99", "p99_alone")
+        links.rows.append([case, *map(of.get, keys)])
+        keys = ("rounds", "round", "participants", "missed", "killed", "join", "join_longest", "not_joined")
+        rounds.rows.append([case, *map(of.get, keys), of.get("complaints")])
+        targets += [
+            at_most(2, f"{case}, points below the bound", of.get("below")),
+            at_most(0, f"{case}, rounds with two digests", of.get("differing")),
+        ]
+    return Report([links, rounds], targets)
+
+
 def launch(lines):
     measured = Measured(lines)
     counts = measured.values_of("case")

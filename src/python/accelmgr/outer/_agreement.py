@@ -15,6 +15,7 @@ harmless. Who has lost its memory must not come back under its former name.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import hashlib
 import json
@@ -71,7 +72,9 @@ class Record:
     """The ballot for which the peer asks for promises."""
     proposal: tuple[Ballot, Proposal] | None = None
     lacking: tuple[str, ...] = ()
-    """Peers whose part of the last proposal that this peer has seen did not come."""
+    """Peers whose part of a proposal did not come."""
+    lacking_in: Ballot = (0, "")
+    """The ballot of that proposal."""
     committed: Accepted | None = None
     """What the last round was."""
     wants: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -126,7 +129,6 @@ class Agreement:
         """The SHA-256 of each mean that this peer has, by the proposal's key."""
         self.waiting_for = ""
         """Why there is no round; empty while one is under way."""
-        self._seen = ""  # The key of the last proposal.
 
     # What happens
 
@@ -147,9 +149,12 @@ class Agreement:
         self._change(offer=weight)
 
     def lack(self, peer: str) -> None:
-        """The peer's part of the present proposal does not come."""
-        if peer not in self.record.lacking:
-            self._change(lacking=(*self.record.lacking, peer))
+        """Says that the peer's part of the present proposal does not come."""
+        if (present := self.present()) is None:
+            return
+        known = self.record.lacking if self.record.lacking_in == present[0] else ()
+        if peer not in known:
+            self._change(lacking=(*known, peer), lacking_in=present[0])
 
     def want(self, wants: dict[str, str]) -> None:
         if wants != self.record.wants:
@@ -191,12 +196,20 @@ class Agreement:
         return [mine, *same]
 
     def ahead(self, alive: set[str]) -> Record | None:
-        """A living peer that this one must follow: it has committed more rounds, or has a lineage to join."""
+        """A living peer that this one must follow: with more rounds, a lineage to join, or the digest of most."""
         others = [self.heard[peer] for peer in alive if peer in self.heard]
         best = min(others, key=precedence, default=self.record)
         if (best.lineage, best.round) == (self.record.lineage, self.record.round + 1):
             return None  # decided() says what that round was.
-        return best if precedence(best) < precedence(self.record) else None
+        return best if precedence(best) < precedence(self.record) else self._other_digest(alive)
+
+    def _other_digest(self, alive: set[str]) -> Record | None:
+        """A peer that stands here, if most of those that do have its digest, and this peer has another."""
+        here = [each for each in self.peers() if each is self.record or each.peer in alive]
+        digest, count = collections.Counter(each.digest for each in here).most_common(1)[0]
+        if digest == self.record.digest or 2 * count <= len(here):
+            return None
+        return next(each for each in here if each.digest == digest)
 
     def decided(self) -> Accepted | None:
         """What a majority of the voters has accepted in one ballot, or a peer has committed."""
@@ -230,15 +243,11 @@ class Agreement:
         """
         self.waiting_for = ""
         is_voter = self.record.peer in self.record.voters
-        if (present := self.present()) is not None and present[1].key != self._seen:
-            self._seen = present[1].key
-            self._change(lacking=())
         if is_voter:
             self._promise_and_accept()
             if self.record.prepared is not None and self.record.prepared == self.record.promised:
                 if self.record.proposal is None or self.record.proposal[0] < self.record.prepared:
-                    if self._propose_promised(alive, is_late, next_blocks):
-                        return
+                    self._propose_promised(alive, next_blocks)
             elif self.present() is None and self.record.promised[0] == 0:
                 self._propose_first(alive, offers_are_late, is_late, next_blocks)
                 return
@@ -260,32 +269,39 @@ class Agreement:
         if mean is not None and (self.record.accepted is None or self.record.accepted[0] < ballot):
             self._change(accepted=(ballot, proposal, mean))
 
-    def _offering(self, alive: set[str], with_lacking: bool) -> list[Record]:
-        """Peers whose changes a proposal may have. with_lacking: also those whose part of the last one did not come."""
-        lacking = set() if with_lacking else {peer for each in self.peers() for peer in each.lacking}
-        there = {self.record.peer, *alive} - lacking
-        return [
-            each
-            for each in self.peers()
-            if each.offer is not None and each.digest == self.record.digest and each.peer in there
-        ]
+    def _lost(self) -> set[str]:
+        """Peers whose part of the last proposal did not come to somebody."""
+        last = max((each.proposal[0] for each in self.peers() if each.proposal is not None), default=None)
+        return {peer for each in self.peers() if each.lacking_in == last for peer in each.lacking}
 
-    def _missing_offers(self, alive: set[str], offers_are_late: bool, with_lacking: bool = False) -> str:
+    def _suffice(self, offering: list[Record]) -> bool:
+        peers, voters = {each.peer for each in offering}, self.record.voters
+        return len(peers & set(voters)) >= quorum(voters) and len(peers) >= max(2, self._min_peers or 0)
+
+    def _offering(self, alive: set[str]) -> list[Record]:
+        """Who is lost is left out until the next round, unless there is no round without it."""
+        there = [each for each in self.peers() if each.offer is not None and each.digest == self.record.digest]
+        there = [each for each in there if each is self.record or each.peer in alive]
+        others = [each for each in there if each.peer not in self._lost()]
+        return others if self._suffice(others) else there
+
+    def _missing_offers(self, alive: set[str], offers_are_late: bool) -> str:
         voters = self.record.voters
-        offering = {each.peer for each in self._offering(alive, with_lacking)}
+        offering = self._offering(alive)
         if not self.has_quorum(alive):
             living = len({self.record.peer, *alive} & set(voters))
             return f"{quorum(voters)} of the {len(voters)} members of the last round; {living} answer"
         needed = max(2, self._min_peers or 0)
         if len({self.record.peer, *alive}) < needed:
             return f"other peers: this one is alone, and a round needs {needed}"
-        if len(offering & set(voters)) < quorum(voters) or len(offering) < needed:
+        if not self._suffice(offering):
             return f"changes: {len(offering)} of {max(needed, quorum(voters))} were offered"
-        late = [each.peer for each in self.peers() if each.peer in {self.record.peer, *alive} - offering]
+        there = {each.peer for each in self.peers()} & {self.record.peer, *alive}
+        late = sorted(there - {each.peer for each in offering})
         return f"changes of {', '.join(late)}" if late and not offers_are_late else ""
 
-    def _propose(self, ballot: Ballot, alive: set[str], with_lacking: bool, next_blocks: tuple[int, int]) -> None:
-        offering = sorted(self._offering(alive, with_lacking), key=lambda each: each.peer)
+    def _propose(self, ballot: Ballot, alive: set[str], next_blocks: tuple[int, int]) -> None:
+        offering = sorted(self._offering(alive), key=lambda each: each.peer)
         weights = tuple(float(each.offer or 0) for each in offering)
         members = tuple(each.peer for each in offering)
         mine = self.record
@@ -299,27 +315,25 @@ class Agreement:
         if self.waiting_for:
             return
         if self.record.promised == (0, self.record.peer):
-            self._propose((0, self.record.peer), alive, False, next_blocks)
+            self._propose((0, self.record.peer), alive, next_blocks)
             self._promise_and_accept()
         elif self.record.promised[1] not in alive or is_late:
             self._prepare(alive)
 
-    def _propose_promised(self, alive: set[str], is_late: bool, next_blocks: tuple[int, int]) -> bool:
-        """Proposes what the promises ask for, or something new. Returns whether it has."""
+    def _propose_promised(self, alive: set[str], next_blocks: tuple[int, int]) -> None:
         ballot = self.record.promised
         promised = [each for each in self.peers() if each.peer in self.record.voters and each.promised == ballot]
         if len(promised) < quorum(self.record.voters):
-            return False
+            return
         accepted = [each.accepted for each in promised if each.accepted is not None]
         if accepted:
             self._change(proposal=(ballot, max(accepted, key=lambda each: each[0])[1]))
-        elif missing := self._missing_offers(alive, True, with_lacking=is_late):
+        elif missing := self._missing_offers(alive, True):
             self.waiting_for = missing
-            return False
+            return
         else:
-            self._propose(ballot, alive, is_late, next_blocks)
+            self._propose(ballot, alive, next_blocks)
         self._promise_and_accept()
-        return True
 
     def _must_try_again(self, alive: set[str], is_late: bool) -> bool:
         if (present := self.present()) is None:
@@ -328,8 +342,7 @@ class Agreement:
             return is_late
         members = set(present[1].members)
         lost = members - {self.record.peer, *alive}
-        lost |= {peer for each in self.peers() for peer in each.lacking} & members
-        return is_late or bool(lost)
+        return is_late or bool(lost | self._lost() & members)
 
     def holders(self, proposal: Proposal, alive: set[str]) -> list[str]:
         """Living peers that have this proposal's mean."""

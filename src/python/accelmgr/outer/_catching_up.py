@@ -101,7 +101,8 @@ class CatchingUp:
     def _run(self, leader: Record, own: Record, hashes: list[str]) -> None:
         """In a thread of its own, as all below."""
         try:
-            if leader.lineage != own.lineage or not self._replay(leader, own):
+            lacks_rounds = leader.lineage == own.lineage and leader.round > own.round
+            if not (lacks_rounds and self._replay(leader, own)):
                 self._fetch_state(leader.peer, own.peer, hashes)
         except Absent:
             time.sleep(AGAIN_S)  # Another peer may be the leader then.

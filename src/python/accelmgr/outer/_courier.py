@@ -203,9 +203,9 @@ class Courier:
         alive, agreement = self._alive(), self._agreement
         self._catching_up.serve(alive)
         for peer in agreement.differing():
-            self._warn(f"after round {agreement.record.round} {peer} has another digest than this peer; it is left out")
+            self._warn(f"after round {agreement.record.round} {peer} has another digest than this peer")
         if (leader := agreement.ahead(alive)) is not None:
-            agreement.waiting_for = f"the rounds of {leader.peer}, which has made {leader.round}"
+            agreement.waiting_for = f"the state of {leader.peer} after round {leader.round}"
             self._catching_up.follow(leader)
             return
         if (decided := agreement.decided()) is not None:
@@ -317,13 +317,18 @@ class Courier:
             self._commit(decided, mean)
 
     def _take(self, donor: Record, blocks: dict[int, bytes]) -> None:
+        own = self._agreement.record
+        is_here = (donor.lineage, donor.round) == (own.lineage, own.round)
+        if precedence(donor) > precedence(own) or (is_here and donor.digest == own.digest):
+            return  # This peer has got on meanwhile.
+
         def record(after: str) -> dict[str, Any]:
-            fields = ("lineage", "round", "voters", "blocks", "committed")
-            self._agreement.begin(digest=after, **{name: getattr(donor, name) for name in fields})
+            fields = {name: getattr(donor, name) for name in ("lineage", "round", "voters", "blocks", "committed")}
+            if is_here:  # It has said these, and never takes them back.
+                fields |= {name: getattr(own, name) for name in ("promised", "accepted", "prepared", "proposal")}
+            self._agreement.begin(digest=after, **fields)
             return dataclasses.asdict(self._agreement.record)
 
-        if precedence(donor) >= precedence(self._agreement.record):
-            return  # This peer has got on meanwhile.
         try:
             self._state.take(blocks, record)
             self._dirty.update(dict.fromkeys(blocks, False))

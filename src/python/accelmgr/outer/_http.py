@@ -173,10 +173,7 @@ class Http:
 
     def fetch(self, key: str, peer: str, deadline: float, known: bytes | None = None) -> bytes:
         while True:
-            with self._changed:
-                address = self._addresses.get(peer)
-            if peer == self._peer:
-                address = f"127.0.0.1:{self._server.server_port}"
+            address = self.places().get(peer)
             if address is None:
                 raise Absent(f"the address of {peer} is not known", is_gone=True)
             wait = max(0.0, min(60.0, deadline - time.monotonic()))
