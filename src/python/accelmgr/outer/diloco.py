@@ -93,7 +93,7 @@ class DiLoCo:
         without the others; None: they wait. Two halves of a divided swarm may both go on then; when they meet, the one
         with fewer rounds takes over the other's state.
     bound: a change whose norm is more than so many times the median is scaled down; None: it is not.
-    secret: lets peers in. Values are signed with it, not encrypted.
+    secret: lets peers in. Values are signed with it; only hivemind's network encrypts them.
     listen, advertise: HOST:PORT to serve at, and that others reach this peer at, where that differs (NAT); with
         hivemind's network multiaddrs without the name of the peer (`/ip4/0.0.0.0/tcp/31337`).
 
