@@ -116,25 +116,26 @@ class Hivemind:
         token, *asked = MSGPackSerializer.loads(request.value)
         if not hmac.compare_digest(token, self._token(context.remote_id)):
             raise PermissionError
-        return BytesValue(value=MSGPackSerializer.dumps(await self._piece(*asked)))
+        return BytesValue(value=await self._piece(*asked))
 
-    async def _piece(self, key: str, known: bytes, wait: float, of: bytes, begin: int) -> list[Any]:
-        """SHA-256 and length of a value, where the piece begins, the piece; nothing: there is none but the known one.
+    async def _piece(self, key: str, known: bytes, wait: float, of: bytes, begin: int) -> bytes:
+        """SHA-256 and length of a value, where the piece begins, and the piece; b"": there is none but the known one.
 
-        begin: for the value with the SHA-256 `of`; another one begins at 0.
+        begin: in the value with the SHA-256 `of`; another one begins at 0.
         """
         until = time.monotonic() + min(60.0, wait)
         while (entry := self._values.get(key)) is None or entry[0] == known:
             if (left := until - time.monotonic()) <= 0:
-                return []
+                return b""
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), left)
-        begin = begin if entry[0] == of else 0
-        return [entry[0], len(entry[1]), begin, entry[1][begin : begin + PIECE]]
+        digest, value = entry
+        begin = begin if digest == of else 0
+        return digest + len(value).to_bytes(8, "big") + begin.to_bytes(8, "big") + value[begin : begin + PIECE]
 
     # Asking
 
-    async def _ask(self, peer: str, wait: float, *asked: Any) -> list[Any]:
+    async def _ask(self, peer: str, wait: float, *asked: Any) -> bytes:
         if peer == self._peer:
             return await self._piece(*asked)
         if peer not in self._places:
@@ -142,11 +143,10 @@ class Hivemind:
         request = BytesValue(value=MSGPackSerializer.dumps([self._token(self._p2p.peer_id), *asked]))
         call = self._p2p.call_protobuf_handler(_id_of(self._places[peer]), HANDLER, request, BytesValue)
         try:
-            answer: list[Any] = MSGPackSerializer.loads((await asyncio.wait_for(call, wait + ANSWER_S)).value)
-            return answer
-        except P2PHandlerError as error:
-            raise Refused(f"{peer} refuses to answer: is its `secret` another? ({error})") from error
-        except (P2PDaemonError, OSError, asyncio.TimeoutError) as error:
+            return bytes((await asyncio.wait_for(call, wait + ANSWER_S)).value)
+        except (P2PHandlerError, P2PDaemonError, OSError, asyncio.TimeoutError) as error:
+            if "PermissionError" in str(error):
+                raise Refused(f"{peer} has another secret or another run") from error
             raise Absent(f"{peer} does not answer: {error!r}", is_gone=True) from error
 
     def fetch(self, key: str, peer: str, deadline: float, known: bytes | None = None) -> bytes:
@@ -157,12 +157,12 @@ class Hivemind:
         digest, value = b"", bytearray()
         while True:
             wait = max(0.0, min(60.0, deadline - time.monotonic()))
-            if answer := await self._ask(peer, wait, key, known_digest, wait, digest, len(value)):
-                digest, count, begin, piece = answer
-                value[begin:] = piece
-                if len(value) >= count:
-                    return bytes(value)
-            elif time.monotonic() >= deadline:
+            answer = await self._ask(peer, wait, key, known_digest, wait, digest, len(value))
+            digest, count, begin = answer[:32], *(int.from_bytes(answer[at : at + 8], "big") for at in (32, 40))
+            value[begin:] = answer[48:]
+            if answer and len(value) >= count:
+                return bytes(value)
+            if not answer[48:] and time.monotonic() >= deadline:
                 raise Absent(f"{peer} has not published {key}")
 
     # Finding each other
