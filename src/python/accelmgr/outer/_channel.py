@@ -37,6 +37,7 @@ class Status:
     blocks: tuple[int, int] = (0, 0)
     is_ready: bool = False
     """Whether the host may offer a change: no other peer is ahead."""
+    address: str = ""
 
 
 class Numbers:

@@ -63,10 +63,15 @@ class Settings:
 
 
 def transport_of(settings: Settings, places: dict[str, str]) -> Transport:
-    """places: as the transport before this one had them. Raises OSError: it cannot be used."""
+    """places: as the transport before this one had them. Raises an error that says why it cannot be used."""
     peer, run, secret = settings.peer, settings.run, settings.secret
     transport: Transport
-    if "/" in settings.place:
+    if settings.place == "p2p" or "/p2p/" in settings.place:
+        from accelmgr.outer._hivemind import Hivemind  # Takes seconds, and hivemind may not be installed.
+
+        seeds = [] if settings.place == "p2p" else settings.place.split(",")
+        transport = Hivemind(peer, run, secret, seeds, settings.listen, settings.advertise, places)
+    elif "/" in settings.place:
         transport = Folder(os.path.join(settings.place, run), peer)
     else:
         seeds = settings.place.split(",")
@@ -394,6 +399,7 @@ class Courier:
             self._agreement.waiting_for[:MOST_TEXT],
             record.blocks,
             not self._catching_up.is_under_way and self._agreement.ahead(self._alive()) is None,
+            self._transport.address(),
         )
         if status != self._status and self._tell(status=dataclasses.asdict(status)):
             self._status = status

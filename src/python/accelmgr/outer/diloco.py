@@ -77,7 +77,10 @@ class DiLoCo:
     manager: of this machine, which is one peer, however many runners it has.
     swarm: `RUN@PLACE`. Peers with the same RUN and secret are one swarm. PLACE is `HOST:PORT` of a peer that the others
         reach (the first one that can serves there; several, separated by commas, if one may be gone), or a folder that
-        all see (`run-7@/mnt/shared`). After it has joined, a peer needs no particular other one.
+        all see (`run-7@/mnt/shared`), or a multiaddr of a peer (`run-7@/ip4/203.0.113.1/tcp/31337/p2p/Qm...`; several,
+        separated by commas), whose `address` is just that: then hivemind's network carries the bytes, encrypted, also
+        to peers behind routers, and `run-7@p2p` begins such a swarm. After it has joined, a peer needs no particular
+        other one.
     every: inner steps from one average of a parameter to its next one.
     fragment_s: a round averages as many parameters as the link carries in about so many seconds, one after the other:
         with a fast link all of them, with a slow one a part, each time after its share of `every`.
@@ -90,8 +93,9 @@ class DiLoCo:
         without the others; None: they wait. Two halves of a divided swarm may both go on then; when they meet, the one
         with fewer rounds takes over the other's state.
     bound: a change whose norm is more than so many times the median is scaled down; None: it is not.
-    secret: lets peers in. Values are signed with it, not encrypted.
-    listen, advertise: HOST:PORT to serve at, and that others reach this peer at, where that differs (NAT).
+    secret: lets peers in. Values are signed with it; only hivemind's network encrypts them.
+    listen, advertise: HOST:PORT to serve at, and that others reach this peer at, where that differs (NAT); with
+        hivemind's network multiaddrs without the name of the peer (`/ip4/0.0.0.0/tcp/31337`).
 
     A round counts once or not at all: members, weights and mean are agreed on by a majority of the last round's
     members, and each commits it in one piece. A peer that dies, hangs or is late is left out, and takes the state of
@@ -124,8 +128,10 @@ class DiLoCo:
     ) -> None:
         manager.named_parameters()  # Raises UsageError before the start, after which parameters have other memory.
         run, _, place = swarm.partition("@")
-        if not run or not place or ("/" not in place and not all(":" in each for each in place.split(","))):
-            raise ConfigError(f"swarm is '{swarm}'; it must be RUN@HOST:PORT or RUN@/FOLDER", "swarm")
+        is_address = "/" in place or place == "p2p" or all(":" in each for each in place.split(","))
+        if not run or not place or not is_address:
+            forms = "RUN@HOST:PORT, RUN@/FOLDER, RUN@p2p or RUN@MULTIADDR"
+            raise ConfigError(f"swarm is '{swarm}'; it must be {forms}", "swarm")
         if every < 1:
             raise ConfigError(f"every is {every}; it must be at least 1", "every")
         if not 0 < mix <= 1:
@@ -336,6 +342,11 @@ class DiLoCo:
     def waiting_for(self) -> str:
         """What the next round waits for; empty while one is under way."""
         return self._status.waiting_for
+
+    @property
+    def address(self) -> str:
+        """How other peers name this one in their `swarm`, after `RUN@`; empty until the courier has started."""
+        return self._status.address
 
     def close(self) -> None:
         """Leaves the swarm. Idempotent."""
