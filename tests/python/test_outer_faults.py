@@ -104,7 +104,7 @@ class Life:
         self._transport.publish(key, value)
 
     def fetch(self, key: str, peer: str, deadline: float, known: bytes | None = None) -> bytes:
-        self.meet(f"fetch {key}")
+        self.meet(f"fetch {key} of {peer}")
         value = self._transport.fetch(key, peer, deadline, known)
         if self.is_dead:
             raise Killed
@@ -115,6 +115,9 @@ class Life:
 
     def places(self) -> dict[str, str]:
         return {}
+
+    def address(self) -> str:
+        return self._transport.address()
 
     def close(self) -> None:
         self._transport.close()
@@ -141,6 +144,7 @@ class Host:
         self.warnings: list[str] = []
         self.starts = 0
         self.is_gone = False
+        self.is_busy = False  # Its steps take so long that it offers nothing.
         self.start()
 
     def start(self) -> None:
@@ -178,7 +182,7 @@ class Host:
                 self.start()
             return
         stands = [self.status.lineage, self.status.round]
-        if self.status.is_ready and self.merged == stands and self.offered != stands:
+        if self.status.is_ready and self.merged == stands and self.offered != stands and not self.is_busy:
             self.numbers.change(self.status.blocks).fill_(change_of(self.index, self.status.round + 1))
             self.offered = stands
             self.tell(offer=stands, weight=1.0)
@@ -354,6 +358,29 @@ def test_a_peer_whose_outer_parameters_differ_takes_those_of_the_others(tmp_path
         swarm.until(lambda: "p0 has another digest" in "".join(swarm.hosts[1].warnings))
         last = max(host.status.round for host in swarm.hosts)
         swarm.until(lambda: swarm.is_together_after(last))
+        swarm.check_parameters()
+    finally:
+        swarm.close()
+
+
+@pytest.mark.usefixtures("quick")
+def test_who_joins_gets_its_state_from_several_peers(tmp_path: pathlib.Path) -> None:
+    swarm = Swarm(tmp_path, Fault("none", 0))
+    try:
+        swarm.until(lambda: all(host.status.round >= 2 and host.status.participants == 3 for host in swarm.hosts))
+        asked = Fault("none", 0)
+        for host in swarm.hosts:
+            host.is_busy = True  # Rounds would go on, and not all peers always be at the same one.
+        swarm.until(lambda: all(host.offered is None for host in swarm.hosts))
+        swarm.hosts.append(Host(swarm, 3, asked))
+        swarm.until(lambda: swarm.hosts[3].status.round == swarm.hosts[0].status.round)
+        donors = {call.split()[-1] for call in asked.trace if call.startswith("fetch block/")}
+        assert len(donors) == len(SHAPES)
+        for host in swarm.hosts:
+            host.is_busy = False
+        last = swarm.hosts[3].status.round
+        swarm.until(lambda: swarm.is_together_after(last))
+        assert swarm.hosts[0].status.total_weight == sum(len(members) for members in swarm.members.values())
         swarm.check_parameters()
     finally:
         swarm.close()

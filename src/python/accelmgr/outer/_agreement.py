@@ -36,6 +36,8 @@ class Proposal(NamedTuple):
     blocks: tuple[int, int]
     next_blocks: tuple[int, int]
     """What the round after it averages."""
+    total: float
+    """The weights of this round and all before it."""
     made_in: Ballot
     """The attempt for which it was made: another one's members publish their changes again."""
 
@@ -305,7 +307,8 @@ class Agreement:
         weights = tuple(float(each.offer or 0) for each in offering)
         members = tuple(each.peer for each in offering)
         mine = self.record
-        proposal = Proposal(mine.round + 1, mine.lineage, members, weights, mine.blocks, next_blocks, ballot)
+        total = sum(weights) + (mine.committed[1].total if mine.committed is not None else 0.0)
+        proposal = Proposal(mine.round + 1, mine.lineage, members, weights, mine.blocks, next_blocks, total, ballot)
         self._change(proposal=(ballot, proposal))
 
     def _propose_first(

@@ -32,6 +32,7 @@ class Status:
     lineage: str = ""
     round: int = 0
     participants: int = 0
+    total_weight: float = 0.0
     digest: str = ""
     waiting_for: str = "the courier, which starts"
     blocks: tuple[int, int] = (0, 0)

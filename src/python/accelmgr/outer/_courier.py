@@ -211,7 +211,7 @@ class Courier:
             self._warn(f"after round {agreement.record.round} {peer} has another digest than this peer")
         if (leader := agreement.ahead(alive)) is not None:
             agreement.waiting_for = f"the state of {leader.peer} after round {leader.round}"
-            self._catching_up.follow(leader)
+            self._catching_up.follow(leader, alive)
             return
         if (decided := agreement.decided()) is not None:
             self._get_mean(decided[1])
@@ -395,6 +395,7 @@ class Courier:
             record.lineage,
             record.round,
             len(record.committed[1].members) if record.committed is not None else 0,
+            record.committed[1].total if record.committed is not None else 0.0,
             record.digest,
             self._agreement.waiting_for[:MOST_TEXT],
             record.blocks,

@@ -334,6 +334,14 @@ class DiLoCo:
         return self._status.participants
 
     @property
+    def total_weight(self) -> float:
+        """The weights of all changes that rounds have had, samples by default: the same in all peers after a round.
+
+        Learning rates may follow it, or `round`: `LambdaLR(inner, lambda _: min(1, outer.total_weight / 1e6))`.
+        """
+        return self._status.total_weight
+
+    @property
     def digest(self) -> str:
         """SHA-256 of the outer parameters and their optimizer's state: the same in all peers after a round."""
         return self._status.digest
