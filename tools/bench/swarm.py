@@ -2,9 +2,9 @@
 
 usage: swarm.py --forwarder PROGRAM --folder FOLDER --mbit MBIT --minutes M [--loss PERCENT] [--seed S]
 
-Four peers (swarm_peer.py) make steps alone first, then in a swarm; beside these one goes on alone. Each minute, or in the
-middle of a shorter run, one of the swarm is killed, and a new one starts in its place. Prints lines of the contract of
-tools/bench/run. The peers' logs and what they say stay in FOLDER; a peer that ends by itself is a failure.
+Four peers (swarm_peer.py) make steps alone first, then in a swarm; beside these one goes on alone. Each minute, or in
+the middle of a shorter run, one of the swarm is killed, and a new one starts in its place. Prints lines of the contract
+of tools/bench/run. The peers' logs and what they say stay in FOLDER; a peer that ends by itself is a failure.
 
 Needs no root: a user namespace holds all of it, and the kernel ends what is in it when this program ends in any way.
 """
