@@ -386,8 +386,9 @@ def swarm(lines):
     measured = Measured(lines)
     links = Table(
         "Peers behind slow links. Bound: min(1, H*t/T); T: a link carries a peer's bytes of one average; H, made:\n"
-        "steps from one average of a parameter to its next one, as wanted and as they were",
-        ["link", "computing %", "bound %", "t ms", "samples", "H", "made", "MiB", "T s", "p99 ms", "without ms"],
+        "steps from one average of a parameter to its next one, as wanted and as they were; beside: as a share of the\n"
+        "steps that a peer without a swarm makes at the same time",
+        ["link", "computing %", "beside %", "bound %", "t ms", "samples", "H", "made", "MiB", "T s", "p99", "without"],
     )
     rounds = Table(
         "Their rounds. Missed: without a peer that had joined. Joining: from its start to its first round",
@@ -396,8 +397,8 @@ def swarm(lines):
     targets = []
     for case in measured.values_of("case"):
         of = {line["metric"]: measured.get("ours", line["metric"], case=case) for line in lines if line["case"] == case}
-        keys = ("share", "bound", "step", "samples", "every", "steps_between", "carried", "carry", "p99", "p99_alone")
-        links.rows.append([case, *map(of.get, keys)])
+        keys = ("share", "share_beside", "bound", "step", "samples", "every", "steps_between", "carried", "carry")
+        links.rows.append([case, *map(of.get, keys), of.get("p99"), of.get("p99_alone")])
         keys = ("rounds", "round", "participants", "missed", "killed", "join", "join_longest", "not_joined")
         rounds.rows.append([case, *map(of.get, keys), of.get("complaints")])
         targets += [

@@ -2,9 +2,9 @@
 
 usage: swarm.py --forwarder PROGRAM --folder FOLDER --mbit MBIT --minutes M [--loss PERCENT] [--seed S]
 
-Four peers (swarm_peer.py) make steps alone first, then in a swarm. Each minute (or, in a run of less than two, in its
-middle) one of them is killed, and a new one starts in its place. Prints lines of the contract of tools/bench/run. The
-peers' logs and what they say stay in FOLDER; a peer that ends by itself, or writes an error, is a failure.
+Four peers (swarm_peer.py) make steps alone first, then in a swarm; beside these one goes on alone. Each minute, or in
+the middle of a shorter run, one of the swarm is killed, and a new one starts in its place. Prints lines of the contract
+of tools/bench/run. The peers' logs and what they say stay in FOLDER; a peer that ends by itself is a failure.
 
 Needs no root: a user namespace holds all of it, and the kernel ends what is in it when this program ends in any way.
 """
@@ -35,7 +35,7 @@ SAMPLES = 8  # As in swarm_peer.py.
 ALONE_S = 15.0
 WARM_STEPS = 10
 KILL_EVERY_S = 60.0
-BEGIN_WITHIN_S = 180.0
+BEGIN_WITHIN_S = 300.0
 END_WITHIN_S = 20.0
 CONGESTION = pathlib.Path("/proc/sys/net/ipv4/tcp_congestion_control")  # As new namespaces have it.
 
@@ -107,7 +107,7 @@ class Peer:
     """A process of swarm_peer.py, from its start to its end."""
 
     def __init__(self, links, arguments, index, number, swarm):
-        self.index, self.name = index, f"peer-{number:03}" if swarm else f"alone-{number}"
+        self.name = f"peer-{number:03}" if swarm else f"alone-{number}"
         self.log, self.errors = (arguments.folder / f"{self.name}.{kind}" for kind in ("jsonl", "errors"))
         settings = ["--step-ms", str(STEP_MS), "--millions", str(MILLIONS), "--seed", str(number)]
         settings += ["--swarm", swarm, "--every", str(EVERY)] if swarm else []
@@ -188,11 +188,11 @@ def alone(links, arguments):
 
 
 def churn(links, arguments):
-    """Peers in a swarm. Returns all of them, and from when to when they were watched."""
+    """Peers in a swarm. Returns all of them, one that was alone meanwhile, and from when to when they were watched."""
     swarm = "bench@" + ",".join(f"{links.address(index)}:{PORT}" for index in range(PEERS))
     peers = [Peer(links, arguments, index, index, swarm) for index in range(PEERS)]
-    living = list(peers)
-    if not wait(links, living, BEGIN_WITHIN_S, lambda: all(peer.joined for peer in living)):
+    living = [*peers, Peer(links, arguments, 0, PEERS, "")]
+    if not wait(links, living, BEGIN_WITHIN_S, lambda: all(peer.joined for peer in living[:PEERS])):
         raise Failure(f"no round of all {PEERS} peers within {BEGIN_WITHIN_S:g} s")
     begin = time.monotonic()
     end = begin + 60 * arguments.minutes
@@ -213,7 +213,7 @@ def churn(links, arguments):
         peer.end()
     for peer in living:
         peer.check_end()
-    return peers, begin, end
+    return peers, living[PEERS], begin, end
 
 
 class Rounds:
@@ -309,7 +309,7 @@ def percentile(values, share):
     return sorted(values)[min(len(values) - 1, int(share * len(values)))] if values else None
 
 
-def measured(links, arguments, alone_ms, peers, begin, end):
+def measured(links, arguments, alone_ms, peers, beside, begin, end):
     """Yields metrics: name, value, unit."""
     rounds = Rounds(peers, begin, end)
     step_s = statistics.mean(alone_ms) / 1e3
@@ -317,6 +317,8 @@ def measured(links, arguments, alone_ms, peers, begin, end):
     carried, every, round_s = carried_in(links, peers, rounds)
     share = 100 * len(steps) * step_s / seconds
     yield "share", share, "%"
+    beside_ms, beside_s = computing([beside], rounds)
+    yield "share_beside", 100 * len(steps) / seconds * beside_s / len(beside_ms), "%"
     if carried is not None:
         carry_s = 8 * carried / (1e6 * arguments.mbit)
         bound = 100 * min(1.0, EVERY * step_s / carry_s)
@@ -350,12 +352,12 @@ def in_lab(arguments):
     links = Links(arguments)
     say(f"  {arguments.mbit:g} Mbit/s, {arguments.loss:g}% lost each way, TCP with {CONGESTION.read_text().strip()}")
     alone_ms = alone(links, arguments)
-    peers, begin, end = churn(links, arguments)
+    peers, beside, begin, end = churn(links, arguments)
     (arguments.folder / "links.jsonl").write_text("".join(json.dumps(each) + "\n" for each in links.samples))
-    for peer in peers:
+    for peer in [*peers, beside]:
         for line in dict.fromkeys(peer.complaints().splitlines()):
             say(f"  {peer.name}: {line}")
-    for metric, value, unit in measured(links, arguments, alone_ms, peers, begin, end):
+    for metric, value, unit in measured(links, arguments, alone_ms, peers, beside, begin, end):
         line = {"name": "ours", "case": f"{arguments.mbit:g} Mbit/s", "metric": metric, "value": value, "unit": unit}
         print(json.dumps(line), flush=True)
 

@@ -174,10 +174,11 @@ class Courier:
 
     def _hear_peer(self, peer: str) -> None:
         known: bytes | None = None
+        heard_at = time.monotonic()
         while not self._has_ended:
             try:
                 known = self._transport.fetch("record", peer, time.monotonic() + 2 * BEAT_S, known)
-                record = Record.of_bytes(known)
+                record, heard_at = Record.of_bytes(known), time.monotonic()
                 if record.peer != peer:
                     raise ValueError(f"it is that of {record.peer}")
                 self._events.put(lambda record=record: self._heard(record))  # type: ignore[misc]
@@ -187,7 +188,8 @@ class Courier:
                 if absent.is_gone:
                     self._events.put(lambda: self._gone.add(peer))
                 if absent.is_gone or peer not in self._alive():
-                    time.sleep(BEAT_S)  # Before it is asked again: it may come back.
+                    # Before it is asked again: it may come back.
+                    time.sleep(max(BEAT_S, (time.monotonic() - heard_at) / 10))
             except ValueError as error:
                 self._warn(f"the record of {peer} is left out: {error}")
 

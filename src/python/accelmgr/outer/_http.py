@@ -4,6 +4,7 @@
 GET /RUN/KEY       If-None-Match: "SHA-256 of the value that is known", Prefer: wait=SECONDS
 GET /RUN/peers     the addresses of the peers that this one has heard of
 Peer: NAME ADDRESS, Authorization: Bearer TOKEN     in every request
+For: NAME          who is asked: another peer may have its address
 """
 
 from __future__ import annotations
@@ -113,6 +114,8 @@ class Http:
         name, _, address = headers.get("Peer", "").partition(" ")
         if name and address:
             self._note(name, f"{client}{address}" if address.startswith(":") else address)
+        if headers.get("For", self._peer) != self._peer:
+            return 410, b"another peer"
         run, _, key = path.lstrip("/").partition("/")
         if run != self._run:
             return 404, b"another run"
@@ -177,7 +180,7 @@ class Http:
             if address is None:
                 raise Absent(f"the address of {peer} is not known", is_gone=True)
             wait = max(0.0, min(60.0, deadline - time.monotonic()))
-            headers = {"Prefer": f"wait={wait:.3f}"}
+            headers = {"Prefer": f"wait={wait:.3f}", "For": peer}
             if known is not None:
                 headers["If-None-Match"] = hashlib.sha256(known).hexdigest()
             try:
@@ -186,6 +189,8 @@ class Http:
                 raise Absent(f"{peer} at {address} does not answer: {error}", is_gone=True) from error
             if status == 200:
                 return body
+            if status == 410:
+                raise Absent(f"{peer} is no longer at {address}", is_gone=True)
             if status == 403:
                 raise Refused(f"{peer} at {address} has another secret or another run")
             if time.monotonic() >= deadline:
