@@ -74,7 +74,8 @@ class Hivemind:
         self._values: dict[str, tuple[bytes, bytes]] = {}  # With their SHA-256.
         self._changed, self._dials = asyncio.Event(), dict[str, asyncio.Task[None]]()
         self._loop = _Loop()
-        threading.Thread(target=self._loop.run_forever, daemon=True).start()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
         asyncio.run_coroutine_threadsafe(self._start(seeds, listen, advertise), self._loop).result()
 
     async def _start(self, seeds: list[str], listen: str, advertise: str) -> None:
@@ -207,3 +208,6 @@ class Hivemind:
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._looking.cancel)
         asyncio.run_coroutine_threadsafe(self._p2p.shutdown(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
