@@ -74,7 +74,8 @@ class Hivemind:
         self._values: dict[str, tuple[bytes, bytes]] = {}  # With their SHA-256.
         self._changed, self._dials = asyncio.Event(), dict[str, asyncio.Task[None]]()
         self._loop = _Loop()
-        threading.Thread(target=self._loop.run_forever, daemon=True).start()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
         asyncio.run_coroutine_threadsafe(self._start(seeds, listen, advertise), self._loop).result()
 
     async def _start(self, seeds: list[str], listen: str, advertise: str) -> None:
@@ -178,10 +179,11 @@ class Hivemind:
                     for name, entry in found.value.items():
                         addresses.update(filter(_id_of, entry.value.split(",")))
                         self._places.update({name: entry.value} if name != self._peer else {})
-                connected = {self._p2p.peer_id, *(each.peer_id for each in await self._p2p.list_peers())}
+                connected = {each.peer_id for each in await self._p2p.list_peers()}
+                met = {self._p2p.peer_id, *connected.intersection(self._node.protocol.routing_table.peer_id_to_uid)}
                 self._dials = {address: task for address, task in self._dials.items() if not task.done()}
                 for address in addresses - self._dials.keys():
-                    if _id_of(address) not in connected:
+                    if _id_of(address) not in met:
                         self._dials[address] = asyncio.create_task(self._dial(address))
                 await asyncio.sleep(LOOK_S)
         except Exception:  # p2pd has ended, for instance. The host starts another courier.
@@ -207,3 +209,6 @@ class Hivemind:
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._looking.cancel)
         asyncio.run_coroutine_threadsafe(self._p2p.shutdown(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
