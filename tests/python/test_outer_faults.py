@@ -25,13 +25,15 @@ import torch
 
 from accelmgr._memory.memfd import make_memfd
 from accelmgr.outer import _courier, _exchange, _pace, _state
-from accelmgr.outer._channel import Channel, Numbers, Status
+from accelmgr.outer._channel import Channel, Given, Numbers, Status
 from accelmgr.outer._courier import Courier, Settings
 from accelmgr.outer._folder import Folder
 from accelmgr.outer._transport import Absent, Sealed
 
 SHAPES = [(300,), (2, 3)]
 SIZES = [300, 6]
+STEP, WANTED = 5, 12
+"""Elements that a change has, and that a peer wants to hold."""
 BOUND_S = 30.0
 FAULT_S = 1.5
 """How long a fault lasts that ends. The others count a peer as gone after 0.6 s."""
@@ -132,12 +134,22 @@ class Host:
         min_peers = (
             2 if swarm.kind == "gone" else None
         )  # The last round may have had two members, of which one is gone.
-        options = {"kind": "float32", "bound": None, "min_peers": min_peers, "fragment_s": 5.0, "shapes": SHAPES}
+        options = {
+            "kind": "float32",
+            "bound": None,
+            "min_peers": min_peers,
+            "fragment_s": 5.0,
+            "shapes": SHAPES,
+            "wanted": WANTED,
+        }
         texts = {"run": "run", "place": str(swarm.folder), "secret": "secret", "listen": "", "advertise": ""}
         self.settings = Settings(self.peer, **texts, **options, optimizer=cloudpickle.dumps(descent))  # type: ignore[arg-type]
         self.state_fd = make_memfd("state", 0)
         self.numbers_fd = make_memfd("numbers", 8 * sum(SIZES))
         self.numbers = Numbers(self.numbers_fd, SIZES)
+        self.given_fd = make_memfd("given", Given.BYTES)
+        self.given = Given(self.given_fd)
+        self.used = 0
         self.status = Status()
         self.merged: list[object] | None = None
         self.offered: list[object] | None = None
@@ -156,12 +168,12 @@ class Host:
         self.thread.start()
         self.tell(merged=self.merged, is_first=True)
         if self.offered is not None:
-            self.tell(offer=self.offered, weight=1.0)
+            self.tell(offer=self.offered, weight=1.0, used=self.used)
 
     def _run(self, end: socket.socket) -> None:
         own.life = Life(Folder(self.swarm.folder / "run", self.peer), self.fault)
         try:
-            self.courier = Courier(self.settings, Channel(end), self.numbers, self.state_fd)
+            self.courier = Courier(self.settings, Channel(end), self.numbers, self.given, self.state_fd)
             self.courier.run()
         except Killed:
             pass
@@ -182,10 +194,20 @@ class Host:
                 self.start()
             return
         stands = [self.status.lineage, self.status.round]
-        if self.status.is_ready and self.merged == stands and self.offered != stands and not self.is_busy:
+        elements = [number for begin, end in self.given.ranges() for number in range(begin, end)]
+        has_elements = len(elements) >= self.used + STEP
+        if (
+            self.status.is_ready
+            and self.merged == stands
+            and self.offered != stands
+            and has_elements
+            and not self.is_busy
+        ):
             self.numbers.change(self.status.blocks).fill_(change_of(self.index, self.status.round + 1))
             self.offered = stands
-            self.tell(offer=stands, weight=1.0)
+            self.swarm.used[self.peer, self.status.round + 1] = elements[self.used : self.used + STEP]
+            self.used += STEP
+            self.tell(offer=stands, weight=1.0, used=self.used)
 
     def hear(self, message: dict[str, Any]) -> None:
         assert "failed" not in message, message
@@ -216,7 +238,8 @@ class Swarm:
     def __init__(self, folder: pathlib.Path, fault: Fault) -> None:
         self.folder, self.kind = folder, fault.kind
         self.digests: dict[tuple[str, int], str] | None = {}  # None: they may differ.
-        self.members: dict[tuple[str, int], tuple[str, ...]] = {}
+        self.members: dict[tuple[str, int], dict[str, float]] = {}  # With their weights.
+        self.used: dict[tuple[str, int], list[int]] = {}
         self.hosts = [Host(self, index, fault if index == 0 else Fault("none", 0)) for index in range(3)]
 
     def note(self, host: Host) -> None:
@@ -228,7 +251,7 @@ class Swarm:
         committed = host.courier._agreement.record.committed if host.courier is not None else None
         if committed is not None:
             key = committed[1].lineage, committed[1].number
-            members = committed[1].members
+            members = dict(zip(committed[1].members, committed[1].weights, strict=True))
             assert self.members.setdefault(key, members) == members, f"round {key} was decided twice"
 
     @property
@@ -259,9 +282,9 @@ class Swarm:
                 place = place.rpartition("/")[0]
             members = self.members[place, number]
             total = torch.zeros(1)
-            for member in members:
-                total += change_of(int(member[1:]), number)
-            value -= total / len(members)
+            for member, weight in members.items():
+                total += weight * change_of(int(member[1:]), number)
+            value -= total / (sum(members.values()) or 1)
         return float(value)
 
     def is_together_after(self, number: int) -> bool:
@@ -274,10 +297,19 @@ class Swarm:
             for host in self.living
         )
 
-    def check_parameters(self) -> None:
+    def check(self) -> None:
+        """Outer parameters have each change of each round once, and no change has elements of another one."""
         for host in self.living:
             for index in range(len(SHAPES)):
                 assert set(host.numbers.outer(index).tolist()) == {self.expected()}
+        used = [
+            number
+            for (_, round_number), members in self.members.items()
+            for member, weight in members.items()
+            if weight > 0
+            for number in self.used[member, round_number]
+        ]
+        assert len(set(used)) == len(used)
 
     def close(self) -> None:
         for host in self.living:
@@ -288,6 +320,7 @@ class Swarm:
                 host.courier._exchange.is_cancelled = True  # A process would end here, with all its threads.
             os.close(host.state_fd)
             os.close(host.numbers_fd)
+            os.close(host.given_fd)
 
 
 @pytest.fixture
@@ -329,7 +362,7 @@ def rounds_with(fault: Fault, folder: pathlib.Path) -> None:
         swarm.until(lambda: not fault.lasts)
         last = max(host.status.round for host in swarm.living)
         swarm.until(lambda: swarm.is_together_after(last))
-        swarm.check_parameters()
+        swarm.check()
     finally:
         swarm.close()
 
@@ -358,7 +391,7 @@ def test_a_peer_whose_outer_parameters_differ_takes_those_of_the_others(tmp_path
         swarm.until(lambda: "p0 has another digest" in "".join(swarm.hosts[1].warnings))
         last = max(host.status.round for host in swarm.hosts)
         swarm.until(lambda: swarm.is_together_after(last))
-        swarm.check_parameters()
+        swarm.check()
     finally:
         swarm.close()
 
@@ -380,7 +413,7 @@ def test_who_joins_gets_its_state_from_several_peers(tmp_path: pathlib.Path) -> 
             host.is_busy = False
         last = swarm.hosts[3].status.round
         swarm.until(lambda: swarm.is_together_after(last))
-        assert swarm.hosts[0].status.total_weight == sum(len(members) for members in swarm.members.values())
-        swarm.check_parameters()
+        assert swarm.hosts[0].status.total_weight == sum(sum(members.values()) for members in swarm.members.values())
+        swarm.check()
     finally:
         swarm.close()

@@ -22,6 +22,8 @@ import json
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from accelmgr.outer._leases import Leases
+
 Ballot = tuple[int, str]
 """An attempt and who proposes in it."""
 
@@ -38,6 +40,8 @@ class Proposal(NamedTuple):
     """What the round after it averages."""
     total: float
     """The weights of this round and all before it."""
+    leases: Leases
+    """Which elements each peer uses after it."""
     made_in: Ballot
     """The attempt for which it was made: another one's members publish their changes again."""
 
@@ -68,6 +72,10 @@ class Record:
     """What the next round averages."""
     offer: float | None = None
     """The weight of the change that the peer offers to the next round."""
+    used: int = 0
+    """How many elements of those that are leased to the peer that change has."""
+    wanted: int = 0
+    """How many elements the peer wants to hold after a round."""
     promised: Ballot = (0, "")
     accepted: Accepted | None = None
     prepared: Ballot | None = None
@@ -100,8 +108,9 @@ class Record:
 
 def proposal_of(value: Any) -> Any:
     """A ballot, its proposal, and what follows, of what JSON has made lists. Raises TypeError or ValueError."""
-    ballot, proposal, *more = _tuples(value)
-    return ballot, Proposal(*proposal), *more
+    ballot, fields, *more = _tuples(value)
+    proposal = Proposal(*fields)
+    return ballot, proposal._replace(leases=Leases(*proposal.leases)), *more
 
 
 def _tuples(value: Any) -> Any:
@@ -146,9 +155,14 @@ class Agreement:
         if record.peer != self.record.peer and (known is None or known.version < record.version):
             self.heard[record.peer] = record
 
-    def offer(self, weight: float) -> None:
-        """Offers a change of `record.blocks` to the next round."""
-        self._change(offer=weight)
+    def offer(self, weight: float, used: int = 0) -> None:
+        """Offers a change of `record.blocks` to the next round. used: elements that it has."""
+        self._change(offer=weight, used=used)
+
+    @property
+    def leases(self) -> Leases:
+        committed = self.record.committed
+        return committed[1].leases if committed is not None else Leases()
 
     def lack(self, peer: str) -> None:
         """Says that the peer's part of the present proposal does not come."""
@@ -308,7 +322,12 @@ class Agreement:
         members = tuple(each.peer for each in offering)
         mine = self.record
         total = sum(weights) + (mine.committed[1].total if mine.committed is not None else 0.0)
-        proposal = Proposal(mine.round + 1, mine.lineage, members, weights, mine.blocks, next_blocks, total, ballot)
+        used = {each.peer: each.used for each in offering}
+        living = [each for each in self.peers() if each.peer in {mine.peer, *alive}]
+        leases = self.leases.after_round(used, {each.peer: each.wanted for each in living if each.wanted > 0})
+        proposal = Proposal(
+            mine.round + 1, mine.lineage, members, weights, mine.blocks, next_blocks, total, leases, ballot
+        )
         self._change(proposal=(ballot, proposal))
 
     def _propose_first(

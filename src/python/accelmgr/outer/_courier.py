@@ -25,10 +25,11 @@ import torch
 
 from accelmgr.outer._agreement import Accepted, Agreement, Proposal, Record, precedence
 from accelmgr.outer._catching_up import CatchingUp
-from accelmgr.outer._channel import Channel, Numbers, Status
+from accelmgr.outer._channel import Channel, Given, Numbers, Status
 from accelmgr.outer._exchange import Cancelled, Exchange, decoded, digest_of
 from accelmgr.outer._folder import Folder
 from accelmgr.outer._http import Http
+from accelmgr.outer._leases import not_given
 from accelmgr.outer._pace import Pace
 from accelmgr.outer._state import State
 from accelmgr.outer._transport import Absent, Refused, Sealed, Transport
@@ -57,6 +58,8 @@ class Settings:
     bound: float | None
     min_peers: int | None
     fragment_s: float
+    wanted: int
+    """See Record."""
     shapes: list[tuple[int, ...]]
     optimizer: bytes
     """A pickled function from outer parameters to their optimizer."""
@@ -82,8 +85,8 @@ def transport_of(settings: Settings, places: dict[str, str]) -> Transport:
 class Courier:
     """The main thread makes all decisions; others wait for bytes, and put what has come into one queue."""
 
-    def __init__(self, settings: Settings, channel: Channel, numbers: Numbers, state_fd: int) -> None:
-        self._settings, self._channel, self._numbers = settings, channel, numbers
+    def __init__(self, settings: Settings, channel: Channel, numbers: Numbers, given: Given, state_fd: int) -> None:
+        self._settings, self._channel, self._numbers, self._given = settings, channel, numbers, given
         shapes, blocks = settings.shapes, range(len(settings.shapes))
         self._state = State(
             state_fd,
@@ -98,7 +101,7 @@ class Courier:
             own, every = settings.peer, (0, len(shapes))
             record = Record(own, 0, own, 0, (own,), self._state.digest, every, promised=(0, own))
         # The courier before this one has published more versions than it kept; the clock is ahead of them all.
-        record = dataclasses.replace(record, version=time.monotonic_ns(), wants={})
+        record = dataclasses.replace(record, version=time.monotonic_ns(), wants={}, wanted=settings.wanted)
         self._agreement = Agreement(record, settings.min_peers)
         self._events: queue.Queue[Callable[[], object]] = queue.Queue()
         self._has_ended = False
@@ -144,6 +147,7 @@ class Courier:
                 beaten = time.monotonic()
             self._follow_peers()
             try:
+                self._give()
                 self._advance()
                 self._say()
             except OSError as error:  # A full disk: what is missing is published once there is room.
@@ -365,9 +369,20 @@ class Courier:
                 self._dirty = dict.fromkeys(range(len(self._settings.shapes)), record.peer in members)
         if "offer" in message and message["offer"] == [record.lineage, record.round] and record.offer is None:
             if torch.isfinite(self._numbers.change(record.blocks)).all():
-                self._agreement.offer(float(message["weight"]))
+                ahead = sum(end - begin for begin, end in self._given.ranges()) - message["used"]
+                held = sum(end - begin for begin, end in self._agreement.leases.of(record.peer))
+                self._agreement.offer(float(message["weight"]), max(0, held - ahead))
             else:
                 self._warn(f"the change of this peer is not finite; round {record.round + 1} goes without it")
+
+    def _give(self) -> None:
+        """Elements to the host; if it has none, a round is made for it without a change."""
+        held = self._agreement.leases.of(self._settings.peer)
+        for begin, end in not_given(self._given.ranges(), held):
+            self._given.add(begin, end)
+        if self._settings.wanted > 0 and not held and self._agreement.record.offer is None:
+            self._numbers.change((0, len(self._settings.shapes))).zero_()
+            self._agreement.offer(0.0)
 
     def _say(self) -> None:
         """Tells host and peers what is new. What others are told is kept before. Raises OSError."""
@@ -409,8 +424,8 @@ class Courier:
 
 
 def main(arguments: list[str]) -> None:
-    """arguments: the host's pid, and descriptors: settings, socket, numbers, state."""
-    host, settings_fd, socket_fd, numbers_fd, state_fd = map(int, arguments)
+    """arguments: the host's pid, and descriptors: settings, socket, numbers, given elements, state."""
+    host, settings_fd, socket_fd, numbers_fd, given_fd, state_fd = map(int, arguments)
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != host:
         return
@@ -422,7 +437,7 @@ def main(arguments: list[str]) -> None:
     sizes = [torch.Size(shape).numel() for shape in settings.shapes]
     channel = Channel(socket.socket(fileno=socket_fd))
     try:
-        courier = Courier(settings, channel, Numbers(numbers_fd, sizes), state_fd)
+        courier = Courier(settings, channel, Numbers(numbers_fd, sizes), Given(given_fd), state_fd)
     except Exception as error:  # Another courier would fail in the same way.
         channel.send(failed=f"{type(error).__name__}: {error}")
         return

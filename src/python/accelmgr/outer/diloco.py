@@ -24,9 +24,10 @@ from accelmgr import _native
 from accelmgr._memory.memfd import make_memfd
 from accelmgr.errors import ConfigError, SessionError, UsageError
 from accelmgr.manager import Manager
-from accelmgr.outer._channel import Channel, Numbers, Status
+from accelmgr.outer._channel import Channel, Given, Numbers, Status
 from accelmgr.outer._courier import Settings
 from accelmgr.outer._payload import KINDS
+from accelmgr.outer.leased import Leased
 
 logger = logging.getLogger("accelmgr")
 
@@ -50,12 +51,12 @@ def nesterov(parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
 class _Courier:
     """The process, and this end of its socket."""
 
-    def __init__(self, fds: tuple[int, int, int]) -> None:
-        """fds: of settings, numbers and state."""
+    def __init__(self, fds: tuple[int, ...]) -> None:
+        """fds: of settings, numbers, given elements and state."""
         own, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        settings, numbers, state = fds
+        settings, *others = fds
         program = _PROGRAM.format(path=[os.path.abspath(entry) for entry in sys.path])
-        passed = [settings, its.fileno(), numbers, state]
+        passed = [settings, its.fileno(), *others]
         command = [sys.executable, "-c", program, str(os.getpid()), *map(str, passed)]
         self.channel = Channel(own)
         with its:
@@ -94,6 +95,7 @@ class DiLoCo:
         with fewer rounds takes over the other's state.
     bound: a change whose norm is more than so many times the median is scaled down; None: it is not.
     secret: lets peers in. Values are signed with it; only hivemind's network encrypts them.
+    data: the manager's dataset, if the swarm leases elements to this peer.
     listen, advertise: HOST:PORT to serve at, and that others reach this peer at, where that differs (NAT); with
         hivemind's network multiaddrs without the name of the peer (`/ip4/0.0.0.0/tcp/31337`).
 
@@ -125,6 +127,7 @@ class DiLoCo:
         secret: str = "",
         listen: str = "",
         advertise: str = "",
+        data: Leased | None = None,
     ) -> None:
         manager.named_parameters()  # Raises UsageError before the start, after which parameters have other memory.
         run, _, place = swarm.partition("@")
@@ -154,6 +157,7 @@ class DiLoCo:
         self._offered: list[Any] | None = None
         self._pending: dict[str, Any] | None = None
         self._steps, self._sum, self._offered_weight = 0, 0.0, 0.0
+        self._batch = self._used = self._offered_used = 0  # Elements: of the last step, and since this began.
         self._due_steps = every  # For the blocks of the next round.
         self.peer = f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
         manager.sync()
@@ -171,12 +175,14 @@ class DiLoCo:
             bound,
             min_peers,
             fragment_s,
+            data.hold if data is not None else 0,
             shapes,
             cloudpickle.dumps(optimizer or nesterov),
         )
         self._fds = (
             make_memfd("accelmgr-outer-settings", 0),
             make_memfd("accelmgr-outer-numbers", 8 * sum(sizes)),
+            data.fd if data is not None else make_memfd("accelmgr-outer-leases", Given.BYTES),
             make_memfd("accelmgr-outer-state", 0),
         )
         self._holder: list[_Courier] = []
@@ -196,7 +202,7 @@ class DiLoCo:
         self._holder[:] = [_Courier(self._fds)]
         self._send(merged=self._merged, is_first=True)
         if self._offered is not None:  # The last one may have died before it read that.
-            self._send(offer=self._offered, weight=self._offered_weight)
+            self._send(offer=self._offered, weight=self._offered_weight, used=self._offered_used)
 
     @property
     def courier_pid(self) -> int:
@@ -256,6 +262,8 @@ class DiLoCo:
         if result.counted:
             self._steps += 1
             self._sum += self._weight(result)
+        self._batch = result.samples or self._batch
+        self._used += self._batch * (result.skipped + result.counted)
         self._receive()
         self._act()
 
@@ -301,8 +309,8 @@ class DiLoCo:
             torch.sub(base, parameter.detach().float(), out=change[begin : begin + base.numel()].view(base.shape))
             begin += base.numel()
         self._offered = [self._status.lineage, self._status.round]
-        self._offered_weight = self._sum
-        self._send(offer=self._offered, weight=self._sum)
+        self._offered_weight, self._offered_used = self._sum, self._used
+        self._send(offer=self._offered, weight=self._sum, used=self._used)
         self._steps, self._sum = 0, 0.0
 
     def wait(self, timeout: float) -> bool:
