@@ -168,7 +168,7 @@ class Host:
         self.thread.start()
         self.tell(merged=self.merged, is_first=True)
         if self.offered is not None:
-            self.tell(offer=self.offered, weight=1.0, used=self.used)
+            self.tell(offer=self.offered, weight=1.0, since=self.used - STEP, used=self.used)
 
     def _run(self, end: socket.socket) -> None:
         own.life = Life(Folder(self.swarm.folder / "run", self.peer), self.fault)
@@ -194,7 +194,7 @@ class Host:
                 self.start()
             return
         stands = [self.status.lineage, self.status.round]
-        elements = [number for begin, end in self.given.ranges() for number in range(begin, end)]
+        elements = [number for begin, end, _ in self.given.ranges() for number in range(begin, end)]
         has_elements = len(elements) >= self.used + STEP
         if (
             self.status.is_ready
@@ -207,7 +207,7 @@ class Host:
             self.offered = stands
             self.swarm.used[self.peer, self.status.round + 1] = elements[self.used : self.used + STEP]
             self.used += STEP
-            self.tell(offer=stands, weight=1.0, used=self.used)
+            self.tell(offer=stands, weight=1.0, since=self.used - STEP, used=self.used)
 
     def hear(self, message: dict[str, Any]) -> None:
         assert "failed" not in message, message

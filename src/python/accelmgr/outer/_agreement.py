@@ -50,6 +50,10 @@ class Proposal(NamedTuple):
         """Names what members publish for this proposal."""
         return hashlib.sha256(json.dumps(self).encode()).hexdigest()[:32]
 
+    def weight_of(self, peer: str) -> float:
+        """0: no change of this peer is in it."""
+        return dict(zip(self.members, self.weights, strict=True)).get(peer, 0.0)
+
 
 Accepted = tuple[Ballot, Proposal, str]
 """The ballot, the proposal, and the SHA-256 of the mean."""

@@ -4,8 +4,8 @@
 The memfd has all parameters twice: the change that the host offers, and the outer parameters that it merges.
 
     host to courier    merged [LINEAGE, ROUND]: the host has merged that; the first message of each courier
-                       offer [LINEAGE, ROUND], weight, used: the change of the next blocks is in the memfd; the
-                       elements that the host has used since it began
+                       offer [LINEAGE, ROUND], weight, since, used: the change of the next blocks is in the memfd; how
+                       many elements the host had used when it began the change, and at its end
     courier to host    status: as Status
                        merge [[BLOCK, TOOK PART], ...], stands [LINEAGE, ROUND]: outer parameters are in the memfd, and
                        after them the host stands there; as before, if more blocks follow
@@ -65,14 +65,17 @@ class Given:
     BYTES = 16 << 20
 
     def __init__(self, fd: int) -> None:
-        self._values = memoryview(mmap.mmap(fd, self.BYTES)).cast("q")  # How many there are, then begins and ends.
+        self._values = memoryview(mmap.mmap(fd, self.BYTES)).cast("q")  # How many there are, then the ranges.
 
-    def ranges(self, first: int = 0) -> list[tuple[int, int]]:
-        return [(self._values[2 * place + 2], self._values[2 * place + 3]) for place in range(first, self._values[0])]
+    def ranges(self, first: int = 0) -> list[tuple[int, int, int]]:
+        """Begin, end and number of each."""
+        places = range(3 * first + 1, 3 * self._values[0] + 1, 3)
+        return [(self._values[place], self._values[place + 1], self._values[place + 2]) for place in places]
 
-    def add(self, begin: int, end: int) -> None:
+    def add(self, *given: int) -> None:
         count = self._values[0]
-        self._values[2 * count + 2], self._values[2 * count + 3] = begin, end
+        for index, value in enumerate(given):
+            self._values[3 * count + 1 + index] = value
         self._values[0] = count + 1
 
 

@@ -29,7 +29,6 @@ from accelmgr.outer._channel import Channel, Given, Numbers, Status
 from accelmgr.outer._exchange import Cancelled, Exchange, decoded, digest_of
 from accelmgr.outer._folder import Folder
 from accelmgr.outer._http import Http
-from accelmgr.outer._leases import not_given
 from accelmgr.outer._pace import Pace
 from accelmgr.outer._state import State
 from accelmgr.outer._transport import Absent, Refused, Sealed, Transport
@@ -147,8 +146,8 @@ class Courier:
                 beaten = time.monotonic()
             self._follow_peers()
             try:
-                self._give()
                 self._advance()
+                self._give()
                 self._say()
             except OSError as error:  # A full disk: what is missing is published once there is room.
                 self._warn(f"nothing can be published: {error}")
@@ -308,8 +307,7 @@ class Courier:
             return dataclasses.asdict(self._agreement.record)
 
         self._state.step(proposal.blocks, decoded(mean, proposal, count, self._settings.kind), record)
-        took_part = self._settings.peer in proposal.members
-        self._dirty.update(dict.fromkeys(range(*proposal.blocks), took_part))
+        self._dirty.update(dict.fromkeys(range(*proposal.blocks), proposal.weight_of(self._settings.peer) > 0))
         self._begin_round()
         self._catching_up.keep(decided, mean)
 
@@ -364,25 +362,43 @@ class Courier:
         if "merged" in message:
             self._merged, self._is_merging = message["merged"], False
             if message.get("is_first") and self._merged != [record.lineage, record.round]:
-                is_next = self._merged == [record.lineage, record.round - 1] and record.committed is not None
-                members = record.committed[1].members if record.committed is not None and is_next else ()
-                self._dirty = dict.fromkeys(range(len(self._settings.shapes)), record.peer in members)
+                is_next = self._merged == [record.lineage, record.round - 1]
+                last = record.committed[1] if record.committed is not None and is_next else None
+                took_part = last is not None and last.weight_of(record.peer) > 0
+                self._dirty = dict.fromkeys(range(len(self._settings.shapes)), took_part)
         if "offer" in message and message["offer"] == [record.lineage, record.round] and record.offer is None:
-            if torch.isfinite(self._numbers.change(record.blocks)).all():
-                ahead = sum(end - begin for begin, end in self._given.ranges()) - message["used"]
-                held = sum(end - begin for begin, end in self._agreement.leases.of(record.peer))
-                self._agreement.offer(float(message["weight"]), max(0, held - ahead))
-            else:
-                self._warn(f"the change of this peer is not finite; round {record.round + 1} goes without it")
+            self._offer(float(message["weight"]), message["since"], message["used"])
+
+    def _offer(self, weight: float, since: int, used: int) -> None:
+        """since, used: how many elements the host had used when it began the change, and at its end."""
+        record = self._agreement.record
+        held = _count(self._agreement.leases.of(record.peer))
+        begin = _count(self._given.ranges()) - held  # As many has the host used that were its own before.
+        why = ""
+        if not torch.isfinite(self._numbers.change(record.blocks)).all():
+            why = "is not finite"
+        elif self._settings.wanted > 0 and since < begin:
+            why = "has elements that were leased to others while this peer was gone"
+        if why:
+            self._warn(f"the change of this peer {why}; round {record.round + 1} goes without it")
+            self._offer_nothing()
+        else:
+            self._agreement.offer(weight, min(held, max(0, used - begin)))
+
+    def _offer_nothing(self) -> None:
+        """So that others need not wait for a change."""
+        self._numbers.change((0, len(self._settings.shapes))).zero_()
+        self._agreement.offer(0.0)
 
     def _give(self) -> None:
         """Elements to the host; if it has none, a round is made for it without a change."""
         held = self._agreement.leases.of(self._settings.peer)
-        for begin, end in not_given(self._given.ranges(), held):
-            self._given.add(begin, end)
+        given = max((number for *_, number in self._given.ranges()), default=0)
+        for lease in held:
+            if lease[2] > given:
+                self._given.add(*lease)
         if self._settings.wanted > 0 and not held and self._agreement.record.offer is None:
-            self._numbers.change((0, len(self._settings.shapes))).zero_()
-            self._agreement.offer(0.0)
+            self._offer_nothing()
 
     def _say(self) -> None:
         """Tells host and peers what is new. What others are told is kept before. Raises OSError."""
@@ -411,7 +427,7 @@ class Courier:
         status = Status(
             record.lineage,
             record.round,
-            len(record.committed[1].members) if record.committed is not None else 0,
+            sum(weight > 0 for weight in record.committed[1].weights) if record.committed is not None else 0,
             record.committed[1].total if record.committed is not None else 0.0,
             record.digest,
             self._agreement.waiting_for[:MOST_TEXT],
@@ -421,6 +437,10 @@ class Courier:
         )
         if status != self._status and self._tell(status=dataclasses.asdict(status)):
             self._status = status
+
+
+def _count(ranges: list[tuple[int, int, int]]) -> int:
+    return sum(end - begin for begin, end, _ in ranges)
 
 
 def main(arguments: list[str]) -> None:

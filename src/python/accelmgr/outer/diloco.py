@@ -156,8 +156,9 @@ class DiLoCo:
         self._merged: list[Any] | None = None
         self._offered: list[Any] | None = None
         self._pending: dict[str, Any] | None = None
-        self._steps, self._sum, self._offered_weight = 0, 0.0, 0.0
-        self._batch = self._used = self._offered_used = 0  # Elements: of the last step, and since this began.
+        self._steps, self._sum = 0, 0.0
+        self._batch = self._since = self._used = 0  # Elements: of the last step; used before this change, and by now.
+        self._offered_counts: dict[str, float] = {}
         self._due_steps = every  # For the blocks of the next round.
         self.peer = f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
         manager.sync()
@@ -202,7 +203,7 @@ class DiLoCo:
         self._holder[:] = [_Courier(self._fds)]
         self._send(merged=self._merged, is_first=True)
         if self._offered is not None:  # The last one may have died before it read that.
-            self._send(offer=self._offered, weight=self._offered_weight, used=self._offered_used)
+            self._send(offer=self._offered, **self._offered_counts)
 
     @property
     def courier_pid(self) -> int:
@@ -309,9 +310,9 @@ class DiLoCo:
             torch.sub(base, parameter.detach().float(), out=change[begin : begin + base.numel()].view(base.shape))
             begin += base.numel()
         self._offered = [self._status.lineage, self._status.round]
-        self._offered_weight, self._offered_used = self._sum, self._used
-        self._send(offer=self._offered, weight=self._sum, used=self._used)
-        self._steps, self._sum = 0, 0.0
+        self._offered_counts = {"weight": self._sum, "since": self._since, "used": self._used}
+        self._send(offer=self._offered, **self._offered_counts)
+        self._steps, self._sum, self._since = 0, 0.0, self._used
 
     def wait(self, timeout: float) -> bool:
         """Blocks until the change that was offered last is in a round and merged, or was left out.
@@ -338,7 +339,7 @@ class DiLoCo:
 
     @property
     def participants(self) -> int:
-        """Members of the last round."""
+        """Peers whose changes are in the last round."""
         return self._status.participants
 
     @property

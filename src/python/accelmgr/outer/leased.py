@@ -22,7 +22,7 @@ class Leased(torch.utils.data.IterableDataset[Any]):
     Each round says which elements each peer uses next, so no two peers use the same one. What a peer that is gone has
     not used, or has used for a change that no round has, is leased again. After the last element the first one follows.
     A peer has none before its first round, which is made for it without changes, and waits if it is cut off for long.
-    One that comes back after its elements were leased again first uses those that it had read ahead.
+    The first changes of one that comes back after its elements were leased again are left out of rounds.
 
     dataset: the same in all peers, with __len__() and __getitem__(); its order is theirs.
     hold: how many elements a peer holds after each round, at least those of two rounds.
@@ -42,7 +42,7 @@ class Leased(torch.utils.data.IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         size, place = len(self._dataset), 0  # type: ignore[arg-type]
         while True:
-            for begin, end in self._given.ranges(place):
+            for begin, end, _ in self._given.ranges(place):
                 place += 1
                 for number in range(begin, end):
                     yield self._dataset[number % size]
