@@ -61,13 +61,14 @@ class Swarm:
             peer.advance(alive, chance.random() < (0.02 if is_calm else 0.2), is_calm or chance.random() < 0.3, ALL)
             present = peer.present()
             if present is not None and not is_calm and chance.random() < 0.1:  # What a living peer sends may come late.
-                peer.lack((chance.choice(present[1].members),))
+                peer.lack(chance.choice(present[1].members))
             if present is not None and (is_calm or chance.random() < 0.5):
                 members = set(present[1].members)
                 if not members & self.dead or peer.holders(present[1], alive):
                     peer.means[present[1].key] = f"mean of {present[1].key}"
                 else:
-                    peer.lack(tuple(sorted(members & self.dead)))
+                    for lost in members & self.dead:
+                        peer.lack(lost)
                 peer.advance(alive, False, False, ALL)
         self.said[name].append(peer.record.as_bytes())
 
@@ -155,10 +156,10 @@ def test_two_of_five_wait_and_say_so() -> None:
 
 
 def test_a_record_is_what_it_was_after_its_way_and_nonsense_is_refused() -> None:
-    proposal = Proposal(2, "p0", ("p0", "p1"), (1.0, 2.0), ALL, ALL)
+    proposal = Proposal(2, "p0", ("p0", "p1"), (1.0, 2.0), ALL, ALL, 3.0, (0, "p0"))
     accepted = ((3, "p1"), proposal, "mean")
     record = Record("p0", 7, "p0", 1, ("p0",), "d", ALL, 4.0, (3, "p1"), accepted, (3, "p1"), ((3, "p1"), proposal))
-    record = dataclasses.replace(record, lacking=("p1",), committed=accepted, wants={"p1": ["x"]})
+    record = dataclasses.replace(record, lacking=("p1",), committed=accepted, wants={"p1": "x"})
     assert Record.of_bytes(record.as_bytes()) == record
     for text in (b"", b"[]", b"{}", json.dumps({"peer": 1}).encode(), record.as_bytes()[:-1]):
         with pytest.raises(ValueError):

@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <sys/wait.h>
 
+#include <atomic>
 #include <utility>
 
 #include "accelmgr/errors.hpp"
@@ -118,10 +119,16 @@ void Supervisor::finish_updates() {
   const auto word = session_.word();
   if (word.closed || word.abort || !word.committed(participants)) return;
   if (!session::slices_finished(session_, word.attempt)) return;
-  if (session::updates_parameters(session_))
+  session::RankMask lost = 0;
+  for (int rank = 0; rank < session_.ranks(); ++rank)
+    if ((participants >> rank & 1) != 0 && is_without_process(rank)) lost |= session::RankMask{1} << rank;
+  if (lost != 0 && session::updates_parameters(session_)) {
+    // An attempt without updates may have been over before, and what was read the request of the next one.
+    std::atomic_signal_fence(std::memory_order_seq_cst);  // Keeps the compiler from looking earlier.
+    if (const auto now = session_.word(); now.closed || now.attempt != word.attempt) return;
     for (int rank = 0; rank < session_.ranks(); ++rank)
-      if ((participants >> rank & 1) != 0 && is_without_process(rank))
-        update_.finish_slice(rank, word.attempt);
+      if ((lost >> rank & 1) != 0) update_.finish_slice(rank, word.attempt);
+  }
   session::close_if_over(view_, word.attempt);
 }
 

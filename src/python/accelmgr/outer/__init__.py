@@ -15,5 +15,6 @@ except ModuleNotFoundError as error:
 
 # isort: split
 from accelmgr.outer.diloco import DiLoCo
+from accelmgr.outer.leased import Leased
 
-__all__ = ["DiLoCo"]
+__all__ = ["DiLoCo", "Leased"]

@@ -15,18 +15,20 @@ harmless. Who has lost its memory must not come back under its former name.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import hashlib
 import json
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
+
+from accelmgr.outer._leases import Leases
 
 Ballot = tuple[int, str]
 """An attempt and who proposes in it."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Proposal:
+class Proposal(NamedTuple):
     """A round: whose changes of which blocks are averaged, with which weights."""
 
     number: int
@@ -36,11 +38,17 @@ class Proposal:
     blocks: tuple[int, int]
     next_blocks: tuple[int, int]
     """What the round after it averages."""
+    total: float
+    """The weights of this round and all before it."""
+    leases: Leases
+    """Which elements each peer uses after it."""
+    made_in: Ballot
+    """The attempt for which it was made: another one's members publish their changes again."""
 
     @property
     def key(self) -> str:
         """Names what members publish for this proposal."""
-        return hashlib.sha256(json.dumps(dataclasses.astuple(self)).encode()).hexdigest()[:32]
+        return hashlib.sha256(json.dumps(self).encode()).hexdigest()[:32]
 
 
 Accepted = tuple[Ballot, Proposal, str]
@@ -64,6 +72,10 @@ class Record:
     """What the next round averages."""
     offer: float | None = None
     """The weight of the change that the peer offers to the next round."""
+    used: int = 0
+    """How many elements of those that are leased to the peer that change has."""
+    wanted: int = 0
+    """How many elements the peer wants to hold after a round."""
     promised: Ballot = (0, "")
     accepted: Accepted | None = None
     prepared: Ballot | None = None
@@ -75,8 +87,8 @@ class Record:
     """The ballot of that proposal."""
     committed: Accepted | None = None
     """What the last round was."""
-    wants: dict[str, list[str]] = dataclasses.field(default_factory=dict)
-    """What the peer asks each other peer to publish: its state, under a name."""
+    wants: dict[str, str] = dataclasses.field(default_factory=dict)
+    """The name under which the peer asks each other peer to publish its state."""
 
     def as_bytes(self) -> bytes:
         return json.dumps(dataclasses.asdict(self)).encode()
@@ -85,36 +97,25 @@ class Record:
     def of_bytes(cls, data: bytes) -> Record:
         """Raises ValueError for what no peer has written."""
         try:
-            fields = json.loads(data)
-            fields["voters"], fields["blocks"] = tuple(fields["voters"]), tuple(fields["blocks"])
-            fields["lacking"], fields["promised"] = tuple(fields["lacking"]), _ballot(fields["promised"])
-            fields["lacking_in"] = _ballot(fields["lacking_in"])
-            if fields["prepared"] is not None:
-                fields["prepared"] = _ballot(fields["prepared"])
-            if fields["proposal"] is not None:
-                fields["proposal"] = _ballot(fields["proposal"][0]), _proposal(fields["proposal"][1])
-            for name in ("accepted", "committed"):
+            fields = {name: _tuples(value) for name, value in json.loads(data).items()}
+            for name in ("proposal", "accepted", "committed"):
                 if fields[name] is not None:
-                    fields[name] = accepted_of(fields[name])
+                    fields[name] = proposal_of(fields[name])
             return cls(**fields)
-        except (TypeError, KeyError, IndexError, AttributeError) as error:
+        except (TypeError, KeyError, ValueError, AttributeError) as error:
             raise ValueError(f"no record of a peer: {error}") from error
 
 
-def accepted_of(value: Any) -> Accepted:
-    """What JSON has made lists and mappings. Raises TypeError, ValueError or KeyError."""
-    ballot, proposal, mean = value
-    return _ballot(ballot), _proposal(proposal), str(mean)
+def proposal_of(value: Any) -> Any:
+    """A ballot, its proposal, and what follows, of what JSON has made lists. Raises TypeError or ValueError."""
+    ballot, fields, *more = _tuples(value)
+    proposal = Proposal(*fields)
+    return ballot, proposal._replace(leases=Leases(*proposal.leases)), *more
 
 
-def _ballot(value: Any) -> Ballot:
-    number, proposer = value
-    return int(number), str(proposer)
-
-
-def _proposal(fields: dict[str, Any]) -> Proposal:
-    lists: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
-    return Proposal(**lists)
+def _tuples(value: Any) -> Any:
+    """With tuples where JSON has lists."""
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def precedence(record: Record) -> tuple[int, int, str]:
@@ -154,19 +155,24 @@ class Agreement:
         if record.peer != self.record.peer and (known is None or known.version < record.version):
             self.heard[record.peer] = record
 
-    def offer(self, weight: float) -> None:
-        """Offers a change of `record.blocks` to the next round."""
-        self._change(offer=weight)
+    def offer(self, weight: float, used: int = 0) -> None:
+        """Offers a change of `record.blocks` to the next round. used: elements that it has."""
+        self._change(offer=weight, used=used)
 
-    def lack(self, peers: tuple[str, ...]) -> None:
-        """Says that these parts of the present proposal do not come, beside those of which it was said."""
+    @property
+    def leases(self) -> Leases:
+        committed = self.record.committed
+        return committed[1].leases if committed is not None else Leases()
+
+    def lack(self, peer: str) -> None:
+        """Says that the peer's part of the present proposal does not come."""
         if (present := self.present()) is None:
             return
         known = self.record.lacking if self.record.lacking_in == present[0] else ()
-        if not set(peers) <= set(known):
-            self._change(lacking=tuple(sorted({*known, *peers})), lacking_in=present[0])
+        if peer not in known:
+            self._change(lacking=(*known, peer), lacking_in=present[0])
 
-    def want(self, wants: dict[str, list[str]]) -> None:
+    def want(self, wants: dict[str, str]) -> None:
         if wants != self.record.wants:
             self._change(wants=wants)
 
@@ -206,12 +212,20 @@ class Agreement:
         return [mine, *same]
 
     def ahead(self, alive: set[str]) -> Record | None:
-        """A living peer that this one must follow: it has committed more rounds, or has a lineage to join."""
+        """A living peer that this one must follow: with more rounds, a lineage to join, or the digest of most."""
         others = [self.heard[peer] for peer in alive if peer in self.heard]
         best = min(others, key=precedence, default=self.record)
         if (best.lineage, best.round) == (self.record.lineage, self.record.round + 1):
             return None  # decided() says what that round was.
-        return best if precedence(best) < precedence(self.record) else None
+        return best if precedence(best) < precedence(self.record) else self._other_digest(alive)
+
+    def _other_digest(self, alive: set[str]) -> Record | None:
+        """A peer that stands here, if most of those that do have its digest, and this peer has another."""
+        here = [each for each in self.peers() if each is self.record or each.peer in alive]
+        digest, count = collections.Counter(each.digest for each in here).most_common(1)[0]
+        if digest == self.record.digest or 2 * count <= len(here):
+            return None
+        return next(each for each in here if each.digest == digest)
 
     def decided(self) -> Accepted | None:
         """What a majority of the voters has accepted in one ballot, or a peer has committed."""
@@ -284,7 +298,7 @@ class Agreement:
         """Who is lost is left out until the next round, unless there is no round without it."""
         there = [each for each in self.peers() if each.offer is not None and each.digest == self.record.digest]
         there = [each for each in there if each is self.record or each.peer in alive]
-        others = [each for each in there if each is self.record or each.peer not in self._lost()]
+        others = [each for each in there if each.peer not in self._lost()]
         return others if self._suffice(others) else there
 
     def _missing_offers(self, alive: set[str], offers_are_late: bool) -> str:
@@ -302,12 +316,19 @@ class Agreement:
         late = sorted(there - {each.peer for each in offering})
         return f"changes of {', '.join(late)}" if late and not offers_are_late else ""
 
-    def _proposal(self, alive: set[str], next_blocks: tuple[int, int]) -> Proposal:
+    def _propose(self, ballot: Ballot, alive: set[str], next_blocks: tuple[int, int]) -> None:
         offering = sorted(self._offering(alive), key=lambda each: each.peer)
         weights = tuple(float(each.offer or 0) for each in offering)
         members = tuple(each.peer for each in offering)
         mine = self.record
-        return Proposal(mine.round + 1, mine.lineage, members, weights, mine.blocks, next_blocks)
+        total = sum(weights) + (mine.committed[1].total if mine.committed is not None else 0.0)
+        used = {each.peer: each.used for each in offering}
+        living = [each for each in self.peers() if each.peer in {mine.peer, *alive}]
+        leases = self.leases.after_round(used, {each.peer: each.wanted for each in living if each.wanted > 0})
+        proposal = Proposal(
+            mine.round + 1, mine.lineage, members, weights, mine.blocks, next_blocks, total, leases, ballot
+        )
+        self._change(proposal=(ballot, proposal))
 
     def _propose_first(
         self, alive: set[str], offers_are_late: bool, is_late: bool, next_blocks: tuple[int, int]
@@ -316,7 +337,7 @@ class Agreement:
         if self.waiting_for:
             return
         if self.record.promised == (0, self.record.peer):
-            self._change(proposal=((0, self.record.peer), self._proposal(alive, next_blocks)))
+            self._propose((0, self.record.peer), alive, next_blocks)
             self._promise_and_accept()
         elif self.record.promised[1] not in alive or is_late:
             self._prepare(alive)
@@ -328,13 +349,12 @@ class Agreement:
             return
         accepted = [each.accepted for each in promised if each.accepted is not None]
         if accepted:
-            proposal = max(accepted, key=lambda each: each[0])[1]
-        elif self.waiting_for or (missing := self._missing_offers(alive, True)):
-            self.waiting_for = self.waiting_for or missing
+            self._change(proposal=(ballot, max(accepted, key=lambda each: each[0])[1]))
+        elif missing := self._missing_offers(alive, True):
+            self.waiting_for = missing
             return
         else:
-            proposal = self._proposal(alive, next_blocks)
-        self._change(proposal=(ballot, proposal))
+            self._propose(ballot, alive, next_blocks)
         self._promise_and_accept()
 
     def _must_try_again(self, alive: set[str], is_late: bool) -> bool:

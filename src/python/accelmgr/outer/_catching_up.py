@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
 import json
 import threading
@@ -11,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from accelmgr.outer._agreement import Accepted, Agreement, Record, accepted_of
+from accelmgr.outer._agreement import Accepted, Agreement, Record, proposal_of
 from accelmgr.outer._exchange import digest_of
 from accelmgr.outer._state import State
 from accelmgr.outer._state import digest_of as digest_of_hashes
@@ -64,7 +65,7 @@ class CatchingUp:
             self._transport.publish(f"{old_key}/mean", None)
             self._transport.publish(f"round/{old}", None)
         self._transport.publish(f"{key}/mean", mean)
-        self._transport.publish(f"round/{number}", json.dumps(decided, default=dataclasses.asdict).encode())
+        self._transport.publish(f"round/{number}", json.dumps(decided).encode())
 
     def serve(self, alive: set[str]) -> None:
         """Publishes the state as it is now for each living peer that asks for it, until it asks no more.
@@ -72,7 +73,7 @@ class CatchingUp:
         Raises OSError.
         """
         own, heard = self._agreement.record.peer, self._agreement.heard
-        wanted = {name for peer in alive for name in heard[peer].wants.get(own, [])}
+        wanted = {heard[peer].wants[own] for peer in alive if own in heard[peer].wants}
         for name in self._served.keys() - wanted:
             keys = self._served.pop(name)
             for key in keys.difference(*self._served.values()):
@@ -87,10 +88,13 @@ class CatchingUp:
 
     # For this peer
 
-    def follow(self, leader: Record) -> None:
+    def follow(self, leader: Record, alive: set[str]) -> None:
         """Begins to get what the leader has and this peer lacks, unless that is under way."""
         if self._thread is None:
-            arguments = leader, self._agreement.record, list(self._state.hashes)
+            heard, place = self._agreement.heard, (leader.lineage, leader.round, leader.digest)
+            same = {each for each in alive if (heard[each].lineage, heard[each].round, heard[each].digest) == place}
+            donors = [leader.peer, *sorted(same - {leader.peer})]
+            arguments = leader, donors, self._agreement.record, list(self._state.hashes)
             self._thread = threading.Thread(target=self._run, args=arguments, daemon=True)
             self._thread.start()
 
@@ -98,11 +102,12 @@ class CatchingUp:
         self._thread = None
         self._agreement.want({})
 
-    def _run(self, leader: Record, own: Record, hashes: list[str]) -> None:
+    def _run(self, leader: Record, donors: list[str], own: Record, hashes: list[str]) -> None:
         """In a thread of its own, as all below."""
         try:
-            if leader.lineage != own.lineage or not self._replay(leader, own):
-                self._fetch_state(leader.peer, own.peer, hashes)
+            lacks_rounds = leader.lineage == own.lineage and leader.round > own.round
+            if not (lacks_rounds and self._replay(leader, own)):
+                self._fetch_state(donors, own.peer, hashes)
         except Absent:
             time.sleep(AGAIN_S)  # Another peer may be the leader then.
         except (ValueError, TypeError, KeyError) as error:
@@ -115,7 +120,7 @@ class CatchingUp:
         """Returns whether the leader still has the next round."""
         for number in range(own.round + 1, leader.round + 1):
             try:
-                decided = accepted_of(json.loads(self._fetch(f"round/{number}", leader.peer, 0)))
+                decided = proposal_of(json.loads(self._fetch(f"round/{number}", leader.peer, 0)))
                 mean = self._fetch(f"{decided[1].key}/mean", leader.peer, CARRY_S)
             except Absent:
                 return number > own.round + 1
@@ -125,20 +130,40 @@ class CatchingUp:
     def _fetch(self, key: str, peer: str, within_s: float) -> bytes:
         return self._transport.fetch(key, peer, time.monotonic() + within_s)
 
-    def _fetch_state(self, donor: str, own: str, hashes: list[str]) -> None:
-        name = f"state/{own}/{time.monotonic_ns()}"  # One that the donor has not made before.
-        self._later(lambda: self._agreement.want({donor: [name]}))
-        data: dict[str, Any] = json.loads(self._fetch(name, donor, ANSWER_S))
-        theirs = [str(each) for each in data.pop("hashes")]
-        record = Record.of_bytes(json.dumps(data).encode())
-        if len(theirs) != len(hashes):
-            raise ValueError(f"it has {len(theirs)} parameters, this peer {len(hashes)}")
-        if digest_of_hashes(theirs) != record.digest:
-            raise ValueError("its digest is another than that of its blocks")
-        blocks = {}
-        for index, digest in enumerate(theirs):
-            if digest != hashes[index]:
-                blocks[index] = self._fetch(f"block/{digest}", donor, CARRY_S)
-                if digest_of(blocks[index]) != digest:
-                    raise ValueError(f"parameter {index} has other bytes than its SHA-256 says")
+    def _fetch_state(self, donors: list[str], own: str, hashes: list[str]) -> None:
+        """The state of the first donor; the others that have the same one send a part of its blocks."""
+        name = f"state/{own}/{time.monotonic_ns()}"  # One that no donor has made before.
+        self._later(lambda: self._agreement.want(dict.fromkeys(donors, name)))
+        with concurrent.futures.ThreadPoolExecutor(len(donors)) as pool:
+            first, *others = [pool.submit(self._fetch, name, donor, ANSWER_S) for donor in donors]
+            record, theirs = _parsed(first.result())
+            if len(theirs) != len(hashes):
+                raise ValueError(f"it has {len(theirs)} parameters, this peer {len(hashes)}")
+            if digest_of_hashes(theirs) != record.digest:
+                raise ValueError("its digest is another than that of its blocks")
+            same = [donors[0]]
+            for donor, answer in zip(donors[1:], others, strict=True):
+                if answer.exception() is None and _parsed(answer.result())[1] == theirs:
+                    same.append(donor)
+            lacking = [index for index, digest in enumerate(theirs) if digest != hashes[index]]
+            fetched = pool.map(
+                lambda place: self._block(theirs[lacking[place]], same[place % len(same)], same[0]), range(len(lacking))
+            )
+            blocks = dict(zip(lacking, fetched, strict=True))
         self._later(lambda: self._takes(record, blocks))
+
+    def _block(self, digest: str, donor: str, first: str) -> bytes:
+        try:
+            block = self._fetch(f"block/{digest}", donor, CARRY_S)
+        except Absent:
+            block = self._fetch(f"block/{digest}", first, CARRY_S)
+        if digest_of(block) != digest:
+            raise ValueError(f"{donor} has sent other bytes than their SHA-256 says")
+        return block
+
+
+def _parsed(snapshot: bytes) -> tuple[Record, list[str]]:
+    """A peer's record and the SHA-256 of each block. Raises ValueError, TypeError or KeyError."""
+    data: dict[str, Any] = json.loads(snapshot)
+    hashes = [str(each) for each in data.pop("hashes")]
+    return Record.of_bytes(json.dumps(data).encode()), hashes

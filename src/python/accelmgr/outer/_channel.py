@@ -4,7 +4,8 @@
 The memfd has all parameters twice: the change that the host offers, and the outer parameters that it merges.
 
     host to courier    merged [LINEAGE, ROUND]: the host has merged that; the first message of each courier
-                       offer [LINEAGE, ROUND], weight: the change of the next blocks is in the memfd
+                       offer [LINEAGE, ROUND], weight, used: the change of the next blocks is in the memfd; the
+                       elements that the host has used since it began
     courier to host    status: as Status
                        merge [[BLOCK, TOOK PART], ...], stands [LINEAGE, ROUND]: outer parameters are in the memfd, and
                        after them the host stands there; as before, if more blocks follow
@@ -32,11 +33,13 @@ class Status:
     lineage: str = ""
     round: int = 0
     participants: int = 0
+    total_weight: float = 0.0
     digest: str = ""
     waiting_for: str = "the courier, which starts"
     blocks: tuple[int, int] = (0, 0)
     is_ready: bool = False
     """Whether the host may offer a change: no other peer is ahead."""
+    address: str = ""
 
 
 class Numbers:
@@ -54,6 +57,23 @@ class Numbers:
 
     def outer(self, block: int) -> torch.Tensor:
         return self._merges[self._begins[block] : self._begins[block + 1]]
+
+
+class Given:
+    """The ranges of elements that a peer was given, in a shared memfd. Only the courier adds to them."""
+
+    BYTES = 16 << 20
+
+    def __init__(self, fd: int) -> None:
+        self._values = memoryview(mmap.mmap(fd, self.BYTES)).cast("q")  # How many there are, then begins and ends.
+
+    def ranges(self, first: int = 0) -> list[tuple[int, int]]:
+        return [(self._values[2 * place + 2], self._values[2 * place + 3]) for place in range(first, self._values[0])]
+
+    def add(self, begin: int, end: int) -> None:
+        count = self._values[0]
+        self._values[2 * count + 2], self._values[2 * count + 3] = begin, end
+        self._values[0] = count + 1
 
 
 class Channel:

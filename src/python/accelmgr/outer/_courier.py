@@ -25,10 +25,11 @@ import torch
 
 from accelmgr.outer._agreement import Accepted, Agreement, Proposal, Record, precedence
 from accelmgr.outer._catching_up import CatchingUp
-from accelmgr.outer._channel import Channel, Numbers, Status
+from accelmgr.outer._channel import Channel, Given, Numbers, Status
 from accelmgr.outer._exchange import Cancelled, Exchange, decoded, digest_of
 from accelmgr.outer._folder import Folder
 from accelmgr.outer._http import Http
+from accelmgr.outer._leases import not_given
 from accelmgr.outer._pace import Pace
 from accelmgr.outer._state import State
 from accelmgr.outer._transport import Absent, Refused, Sealed, Transport
@@ -57,16 +58,23 @@ class Settings:
     bound: float | None
     min_peers: int | None
     fragment_s: float
+    wanted: int
+    """See Record."""
     shapes: list[tuple[int, ...]]
     optimizer: bytes
     """A pickled function from outer parameters to their optimizer."""
 
 
 def transport_of(settings: Settings, places: dict[str, str]) -> Transport:
-    """places: as the transport before this one had them. Raises OSError: it cannot be used."""
+    """places: as the transport before this one had them. Raises an error that says why it cannot be used."""
     peer, run, secret = settings.peer, settings.run, settings.secret
     transport: Transport
-    if "/" in settings.place:
+    if settings.place == "p2p" or "/p2p/" in settings.place:
+        from accelmgr.outer._hivemind import Hivemind  # Takes seconds, and hivemind may not be installed.
+
+        seeds = [] if settings.place == "p2p" else settings.place.split(",")
+        transport = Hivemind(peer, run, secret, seeds, settings.listen, settings.advertise, places)
+    elif "/" in settings.place:
         transport = Folder(os.path.join(settings.place, run), peer)
     else:
         seeds = settings.place.split(",")
@@ -77,8 +85,8 @@ def transport_of(settings: Settings, places: dict[str, str]) -> Transport:
 class Courier:
     """The main thread makes all decisions; others wait for bytes, and put what has come into one queue."""
 
-    def __init__(self, settings: Settings, channel: Channel, numbers: Numbers, state_fd: int) -> None:
-        self._settings, self._channel, self._numbers = settings, channel, numbers
+    def __init__(self, settings: Settings, channel: Channel, numbers: Numbers, given: Given, state_fd: int) -> None:
+        self._settings, self._channel, self._numbers, self._given = settings, channel, numbers, given
         shapes, blocks = settings.shapes, range(len(settings.shapes))
         self._state = State(
             state_fd,
@@ -93,7 +101,7 @@ class Courier:
             own, every = settings.peer, (0, len(shapes))
             record = Record(own, 0, own, 0, (own,), self._state.digest, every, promised=(0, own))
         # The courier before this one has published more versions than it kept; the clock is ahead of them all.
-        record = dataclasses.replace(record, version=time.monotonic_ns(), wants={})
+        record = dataclasses.replace(record, version=time.monotonic_ns(), wants={}, wanted=settings.wanted)
         self._agreement = Agreement(record, settings.min_peers)
         self._events: queue.Queue[Callable[[], object]] = queue.Queue()
         self._has_ended = False
@@ -139,6 +147,7 @@ class Courier:
                 beaten = time.monotonic()
             self._follow_peers()
             try:
+                self._give()
                 self._advance()
                 self._say()
             except OSError as error:  # A full disk: what is missing is published once there is room.
@@ -205,10 +214,10 @@ class Courier:
         alive, agreement = self._alive(), self._agreement
         self._catching_up.serve(alive)
         for peer in agreement.differing():
-            self._warn(f"after round {agreement.record.round} {peer} has another digest than this peer; it is left out")
+            self._warn(f"after round {agreement.record.round} {peer} has another digest than this peer")
         if (leader := agreement.ahead(alive)) is not None:
-            agreement.waiting_for = f"the rounds of {leader.peer}, which has made {leader.round}"
-            self._catching_up.follow(leader)
+            agreement.waiting_for = f"the state of {leader.peer} after round {leader.round}"
+            self._catching_up.follow(leader, alive)
             return
         if (decided := agreement.decided()) is not None:
             self._get_mean(decided[1])
@@ -276,7 +285,7 @@ class Courier:
     def _lacks(self, proposal: Proposal, peer: str) -> None:
         present = self._agreement.present()
         if present is not None and present[1] == proposal and proposal.key not in self._means:
-            self._agreement.lack((peer,))
+            self._agreement.lack(peer)
 
     def _commit(self, decided: Accepted, mean: bytes) -> None:
         _, proposal, digest = decided
@@ -319,13 +328,18 @@ class Courier:
             self._commit(decided, mean)
 
     def _take(self, donor: Record, blocks: dict[int, bytes]) -> None:
+        own = self._agreement.record
+        is_here = (donor.lineage, donor.round) == (own.lineage, own.round)
+        if precedence(donor) > precedence(own) or (is_here and donor.digest == own.digest):
+            return  # This peer has got on meanwhile.
+
         def record(after: str) -> dict[str, Any]:
-            fields = ("lineage", "round", "voters", "blocks", "committed")
-            self._agreement.begin(digest=after, **{name: getattr(donor, name) for name in fields})
+            fields = {name: getattr(donor, name) for name in ("lineage", "round", "voters", "blocks", "committed")}
+            if is_here:  # It has said these, and never takes them back.
+                fields |= {name: getattr(own, name) for name in ("promised", "accepted", "prepared", "proposal")}
+            self._agreement.begin(digest=after, **fields)
             return dataclasses.asdict(self._agreement.record)
 
-        if precedence(donor) >= precedence(self._agreement.record):
-            return  # This peer has got on meanwhile.
         try:
             self._state.take(blocks, record)
             self._dirty.update(dict.fromkeys(blocks, False))
@@ -355,9 +369,20 @@ class Courier:
                 self._dirty = dict.fromkeys(range(len(self._settings.shapes)), record.peer in members)
         if "offer" in message and message["offer"] == [record.lineage, record.round] and record.offer is None:
             if torch.isfinite(self._numbers.change(record.blocks)).all():
-                self._agreement.offer(float(message["weight"]))
+                ahead = sum(end - begin for begin, end in self._given.ranges()) - message["used"]
+                held = sum(end - begin for begin, end in self._agreement.leases.of(record.peer))
+                self._agreement.offer(float(message["weight"]), max(0, held - ahead))
             else:
                 self._warn(f"the change of this peer is not finite; round {record.round + 1} goes without it")
+
+    def _give(self) -> None:
+        """Elements to the host; if it has none, a round is made for it without a change."""
+        held = self._agreement.leases.of(self._settings.peer)
+        for begin, end in not_given(self._given.ranges(), held):
+            self._given.add(begin, end)
+        if self._settings.wanted > 0 and not held and self._agreement.record.offer is None:
+            self._numbers.change((0, len(self._settings.shapes))).zero_()
+            self._agreement.offer(0.0)
 
     def _say(self) -> None:
         """Tells host and peers what is new. What others are told is kept before. Raises OSError."""
@@ -387,18 +412,20 @@ class Courier:
             record.lineage,
             record.round,
             len(record.committed[1].members) if record.committed is not None else 0,
+            record.committed[1].total if record.committed is not None else 0.0,
             record.digest,
             self._agreement.waiting_for[:MOST_TEXT],
             record.blocks,
             not self._catching_up.is_under_way and self._agreement.ahead(self._alive()) is None,
+            self._transport.address(),
         )
         if status != self._status and self._tell(status=dataclasses.asdict(status)):
             self._status = status
 
 
 def main(arguments: list[str]) -> None:
-    """arguments: the host's pid, and descriptors: settings, socket, numbers, state."""
-    host, settings_fd, socket_fd, numbers_fd, state_fd = map(int, arguments)
+    """arguments: the host's pid, and descriptors: settings, socket, numbers, given elements, state."""
+    host, settings_fd, socket_fd, numbers_fd, given_fd, state_fd = map(int, arguments)
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != host:
         return
@@ -410,7 +437,7 @@ def main(arguments: list[str]) -> None:
     sizes = [torch.Size(shape).numel() for shape in settings.shapes]
     channel = Channel(socket.socket(fileno=socket_fd))
     try:
-        courier = Courier(settings, channel, Numbers(numbers_fd, sizes), state_fd)
+        courier = Courier(settings, channel, Numbers(numbers_fd, sizes), Given(given_fd), state_fd)
     except Exception as error:  # Another courier would fail in the same way.
         channel.send(failed=f"{type(error).__name__}: {error}")
         return

@@ -128,7 +128,8 @@ class Exchange:
             except ValueError as error:
                 self._says(f"the change of {member} is left out of round {self.proposal.number}: {error}")
         norms = [float(torch.linalg.vector_norm(change)) for _, _, change in changes]
-        most = self._bound * statistics.median(norms) if self._bound and norms else float("inf")
+        counted = [norm for norm, (_, weight, _) in zip(norms, changes, strict=True) if weight > 0]
+        most = self._bound * statistics.median(counted) if self._bound and counted else float("inf")
         total = torch.zeros(place.stop - place.start)
         for (member, weight, change), norm in zip(changes, norms, strict=True):
             if norm > most:

@@ -43,6 +43,9 @@ class Folder:
                 raise Absent(f"{key} of {peer} is not in {self._root}", is_gone=not file.parent.exists())
             time.sleep(POLL_S)  # A network's file system tells nobody that a file has come.
 
+    def address(self) -> str:
+        return str(self._root.parent)
+
     def peers(self) -> set[str]:
         return {entry.name for entry in self._root.iterdir() if entry.name != self._peer}
 

@@ -94,7 +94,7 @@ class Http:
         self._server = self._bound(listen, places.get(peer, ""))
         self._server.owner = self
         host, port = self._server.server_address[:2]
-        self.address = advertise or f"{'' if host == '0.0.0.0' else host!s}:{port}"  # Without a host: the one they see.
+        self._address = advertise or f"{'' if host == '0.0.0.0' else host!s}:{port}"  # Without a host: the one they see.
         threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True).start()
         threading.Thread(target=self._look, daemon=True).start()
 
@@ -122,7 +122,7 @@ class Http:
             return 404, b"another run"
         if key == "peers":
             with self._changed:
-                return 200, json.dumps({self._peer: self.address, **self._addresses}).encode()
+                return 200, json.dumps({self._peer: self._address, **self._addresses}).encode()
         known = headers.get("If-None-Match", "")
         with contextlib.suppress(ValueError):
             wait = min(60.0, float(headers.get("Prefer", "").partition("wait=")[2] or 0))
@@ -149,7 +149,7 @@ class Http:
     def _ask(self, address: str, key: str, deadline: float, headers: dict[str, str]) -> tuple[int, bytes]:
         """Raises OSError or http.client.HTTPException: there is no answer."""
         kept: dict[str, http.client.HTTPConnection] = self._connections.__dict__
-        given = {"Authorization": f"Bearer {self._token}", "Peer": f"{self._peer} {self.address}", **headers}
+        given = {"Authorization": f"Bearer {self._token}", "Peer": f"{self._peer} {self._address}", **headers}
         connection = kept.pop(address, None)
         for _ in range(2):
             is_kept = connection is not None
@@ -215,6 +215,11 @@ class Http:
                             host = _split(address)[0]
                             self._note(str(name), f"{host}{place}" if str(place).startswith(":") else str(place))
             self._closing.wait(LOOK_S if self._addresses else 0.5)
+
+    def address(self) -> str:
+        host, port = self._server.server_address[:2]
+        seen = socket.gethostname() if host == "0.0.0.0" else str(host)
+        return f"{seen}:{port}" if self._address.startswith(":") else self._address
 
     def peers(self) -> set[str]:
         with self._changed:

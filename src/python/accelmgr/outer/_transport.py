@@ -36,6 +36,10 @@ class Transport(Protocol):
         """
         ...
 
+    def address(self) -> str:
+        """How other peers name this one in their `swarm`, after RUN@."""
+        ...
+
     def peers(self) -> set[str]:
         """Other peers that this one has heard of; they may be gone."""
         ...
@@ -68,6 +72,9 @@ class Sealed:
         if not hmac.compare_digest(value[:32], self._seal(peer, key, value[32:])):
             raise Refused(f"{key} of {peer} does not have the seal of this run: is its `secret` another?")
         return value[32:]
+
+    def address(self) -> str:
+        return self._transport.address()
 
     def peers(self) -> set[str]:
         return self._transport.peers()

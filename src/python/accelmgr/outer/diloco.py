@@ -24,9 +24,10 @@ from accelmgr import _native
 from accelmgr._memory.memfd import make_memfd
 from accelmgr.errors import ConfigError, SessionError, UsageError
 from accelmgr.manager import Manager
-from accelmgr.outer._channel import Channel, Numbers, Status
+from accelmgr.outer._channel import Channel, Given, Numbers, Status
 from accelmgr.outer._courier import Settings
 from accelmgr.outer._payload import KINDS
+from accelmgr.outer.leased import Leased
 
 logger = logging.getLogger("accelmgr")
 
@@ -50,12 +51,12 @@ def nesterov(parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
 class _Courier:
     """The process, and this end of its socket."""
 
-    def __init__(self, fds: tuple[int, int, int]) -> None:
-        """fds: of settings, numbers and state."""
+    def __init__(self, fds: tuple[int, ...]) -> None:
+        """fds: of settings, numbers, given elements and state."""
         own, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        settings, numbers, state = fds
+        settings, *others = fds
         program = _PROGRAM.format(path=[os.path.abspath(entry) for entry in sys.path])
-        passed = [settings, its.fileno(), numbers, state]
+        passed = [settings, its.fileno(), *others]
         command = [sys.executable, "-c", program, str(os.getpid()), *map(str, passed)]
         self.channel = Channel(own)
         with its:
@@ -77,7 +78,10 @@ class DiLoCo:
     manager: of this machine, which is one peer, however many runners it has.
     swarm: `RUN@PLACE`. Peers with the same RUN and secret are one swarm. PLACE is `HOST:PORT` of a peer that the others
         reach (the first one that can serves there; several, separated by commas, if one may be gone), or a folder that
-        all see (`run-7@/mnt/shared`). After it has joined, a peer needs no particular other one.
+        all see (`run-7@/mnt/shared`), or a multiaddr of a peer (`run-7@/ip4/203.0.113.1/tcp/31337/p2p/Qm...`; several,
+        separated by commas), whose `address` is just that: then hivemind's network carries the bytes, encrypted, also
+        to peers behind routers, and `run-7@p2p` begins such a swarm. After it has joined, a peer needs no particular
+        other one.
     every: inner steps from one average of a parameter to its next one.
     fragment_s: a round averages as many parameters as the link carries in about so many seconds, one after the other:
         with a fast link all of them, with a slow one a part, each time after its share of `every`.
@@ -90,8 +94,10 @@ class DiLoCo:
         without the others; None: they wait. Two halves of a divided swarm may both go on then; when they meet, the one
         with fewer rounds takes over the other's state.
     bound: a change whose norm is more than so many times the median is scaled down; None: it is not.
-    secret: lets peers in. Values are signed with it, not encrypted.
-    listen, advertise: HOST:PORT to serve at, and that others reach this peer at, where that differs (NAT).
+    secret: lets peers in. Values are signed with it; only hivemind's network encrypts them.
+    data: the manager's dataset, if the swarm leases elements to this peer.
+    listen, advertise: HOST:PORT to serve at, and that others reach this peer at, where that differs (NAT); with
+        hivemind's network multiaddrs without the name of the peer (`/ip4/0.0.0.0/tcp/31337`).
 
     A round counts once or not at all: members, weights and mean are agreed on by a majority of the last round's
     members, and each commits it in one piece. A peer that dies, hangs or is late is left out, and takes the state of
@@ -121,11 +127,14 @@ class DiLoCo:
         secret: str = "",
         listen: str = "",
         advertise: str = "",
+        data: Leased | None = None,
     ) -> None:
         manager.named_parameters()  # Raises UsageError before the start, after which parameters have other memory.
         run, _, place = swarm.partition("@")
-        if not run or not place or ("/" not in place and not all(":" in each for each in place.split(","))):
-            raise ConfigError(f"swarm is '{swarm}'; it must be RUN@HOST:PORT or RUN@/FOLDER", "swarm")
+        is_address = "/" in place or place == "p2p" or all(":" in each for each in place.split(","))
+        if not run or not place or not is_address:
+            forms = "RUN@HOST:PORT, RUN@/FOLDER, RUN@p2p or RUN@MULTIADDR"
+            raise ConfigError(f"swarm is '{swarm}'; it must be {forms}", "swarm")
         if every < 1:
             raise ConfigError(f"every is {every}; it must be at least 1", "every")
         if not 0 < mix <= 1:
@@ -148,6 +157,7 @@ class DiLoCo:
         self._offered: list[Any] | None = None
         self._pending: dict[str, Any] | None = None
         self._steps, self._sum, self._offered_weight = 0, 0.0, 0.0
+        self._batch = self._used = self._offered_used = 0  # Elements: of the last step, and since this began.
         self._due_steps = every  # For the blocks of the next round.
         self.peer = f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
         manager.sync()
@@ -165,12 +175,14 @@ class DiLoCo:
             bound,
             min_peers,
             fragment_s,
+            data.hold if data is not None else 0,
             shapes,
             cloudpickle.dumps(optimizer or nesterov),
         )
         self._fds = (
             make_memfd("accelmgr-outer-settings", 0),
             make_memfd("accelmgr-outer-numbers", 8 * sum(sizes)),
+            data.fd if data is not None else make_memfd("accelmgr-outer-leases", Given.BYTES),
             make_memfd("accelmgr-outer-state", 0),
         )
         self._holder: list[_Courier] = []
@@ -190,7 +202,7 @@ class DiLoCo:
         self._holder[:] = [_Courier(self._fds)]
         self._send(merged=self._merged, is_first=True)
         if self._offered is not None:  # The last one may have died before it read that.
-            self._send(offer=self._offered, weight=self._offered_weight)
+            self._send(offer=self._offered, weight=self._offered_weight, used=self._offered_used)
 
     @property
     def courier_pid(self) -> int:
@@ -250,6 +262,8 @@ class DiLoCo:
         if result.counted:
             self._steps += 1
             self._sum += self._weight(result)
+        self._batch = result.samples or self._batch
+        self._used += self._batch * (result.skipped + result.counted)
         self._receive()
         self._act()
 
@@ -295,8 +309,8 @@ class DiLoCo:
             torch.sub(base, parameter.detach().float(), out=change[begin : begin + base.numel()].view(base.shape))
             begin += base.numel()
         self._offered = [self._status.lineage, self._status.round]
-        self._offered_weight = self._sum
-        self._send(offer=self._offered, weight=self._sum)
+        self._offered_weight, self._offered_used = self._sum, self._used
+        self._send(offer=self._offered, weight=self._sum, used=self._used)
         self._steps, self._sum = 0, 0.0
 
     def wait(self, timeout: float) -> bool:
@@ -328,6 +342,14 @@ class DiLoCo:
         return self._status.participants
 
     @property
+    def total_weight(self) -> float:
+        """The weights of all changes that rounds have had, samples by default: the same in all peers after a round.
+
+        Learning rates may follow it, or `round`: `LambdaLR(inner, lambda _: min(1, outer.total_weight / 1e6))`.
+        """
+        return self._status.total_weight
+
+    @property
     def digest(self) -> str:
         """SHA-256 of the outer parameters and their optimizer's state: the same in all peers after a round."""
         return self._status.digest
@@ -336,6 +358,11 @@ class DiLoCo:
     def waiting_for(self) -> str:
         """What the next round waits for; empty while one is under way."""
         return self._status.waiting_for
+
+    @property
+    def address(self) -> str:
+        """How other peers name this one in their `swarm`, after `RUN@`; empty until the courier has started."""
+        return self._status.address
 
     def close(self) -> None:
         """Leaves the swarm. Idempotent."""

@@ -1,0 +1,214 @@
+# Runs in: the courier.
+"""Bytes by way of hivemind's network, which reaches peers behind routers too, by a relay if need be, and encrypts.
+
+Each peer runs a program of libp2p, p2pd, and is a node of a table that hivemind spreads over all of them. There it says
+under the run's name where it is, and says so again before that expires. Values are not in the table: who wants one asks
+its peer for one piece after the other, because a message may have 4 MiB at most.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import hashlib
+import hmac
+import os
+import signal
+import threading
+import time
+import traceback
+from typing import Any
+
+os.environ.setdefault("HIVEMIND_LOGLEVEL", "ERROR")
+try:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+    from google.protobuf.wrappers_pb2 import BytesValue
+    from hivemind.dht.node import DHTNode
+    from hivemind.p2p import P2P, P2PContext, P2PDaemonError, P2PHandlerError, PeerID
+    from hivemind.utils import MSGPackSerializer
+    from hivemind.utils.multiaddr import Multiaddr
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(f"{error}; a swarm over p2p needs it: pip install 'accelmgr[hivemind]'") from error
+
+# isort: split
+from accelmgr.outer._transport import Absent, Refused
+
+PR_SET_PDEATHSIG = 1
+LOOK_S = 3.0
+"""How often a peer says where it is, and looks where others are."""
+EXPIRES_S = 60.0
+ANSWER_S = 10.0
+PIECE = 1 << 20
+"""So many bytes of a value must come within ANSWER_S."""
+HANDLER = "accelmgr.outer"
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    async def subprocess_exec(self, *arguments: Any, **options: Any) -> Any:
+        """What it starts ends with this process, however that ends."""
+        prctl = ctypes.CDLL(None).prctl
+        options["preexec_fn"] = lambda: prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        return await super().subprocess_exec(*arguments, **options)
+
+
+def _id_of(address: str) -> PeerID:
+    return PeerID.from_base58(address.rpartition("/p2p/")[2])
+
+
+class Hivemind:
+    """A transport. A thread has its event loop, in which all coroutines run."""
+
+    def __init__(
+        self, peer: str, run: str, secret: str, seeds: list[str], listen: str, advertise: str, places: dict[str, str]
+    ) -> None:
+        """seeds: multiaddrs of peers; none: this one is the first. listen, advertise: multiaddrs, separated by commas,
+        or empty. places: as places() of the transport before this one.
+
+        Raises P2PDaemonError: p2pd cannot start, for instance because `listen` is no address of this machine.
+        """
+        self._peer, self._table_key, self._places = peer, f"{HANDLER} {run}", dict(places)
+        self._first = {*seeds, *(each for place in places.values() for each in place.split(","))}
+        self._secret = hashlib.sha256(f"reader\n{run}\n{secret}".encode()).digest()
+        self._values: dict[str, tuple[bytes, bytes]] = {}  # With their SHA-256.
+        self._changed, self._dials = asyncio.Event(), dict[str, asyncio.Task[None]]()
+        self._loop = _Loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        asyncio.run_coroutine_threadsafe(self._start(seeds, listen, advertise), self._loop).result()
+
+    async def _start(self, seeds: list[str], listen: str, advertise: str) -> None:
+        # The courier that takes this one's place has the same key, by which others know it: they were told to join it.
+        seed = hmac.digest(self._secret, self._peer.encode(), "sha256")
+        public = Ed25519PrivateKey.from_private_bytes(seed).public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
+        with open(os.memfd_create("accelmgr-outer-key"), "wb", buffering=0) as file:
+            file.write(b"\x08\x01\x12\x40" + seed + public)  # As libp2p writes an Ed25519 key.
+            self._p2p = await P2P.create(
+                identity_path=f"/proc/{os.getpid()}/fd/{file.fileno()}",
+                check_if_identity_free=False,
+                host_maddrs=(listen or "/ip4/0.0.0.0/tcp/0").split(","),
+                announce_maddrs=advertise.split(",") if advertise else None,
+                use_auto_relay=bool(seeds),
+                trusted_relays=seeds,
+            )
+        self._node = await DHTNode.create(self._p2p)
+        await self._p2p.add_protobuf_handler(HANDLER, self._answer, BytesValue)
+        self._looking = asyncio.create_task(self._look())
+
+    # Serving
+
+    def publish(self, key: str, value: bytes | None) -> None:
+        digest = b"" if value is None else hashlib.sha256(value).digest()
+        self._loop.call_soon_threadsafe(self._put, key, digest, value)
+
+    def _put(self, key: str, digest: bytes, value: bytes | None) -> None:
+        self._values.pop(key, None)
+        if value is not None:
+            self._values[key] = digest, value
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def _token(self, reader: PeerID) -> bytes:
+        """Lets this peer read. Of no use to others: p2pd knows who asks."""
+        return hmac.digest(self._secret, reader.to_bytes(), "sha256")
+
+    async def _answer(self, request: BytesValue, context: P2PContext) -> BytesValue:
+        token, *asked = MSGPackSerializer.loads(request.value)
+        if not hmac.compare_digest(token, self._token(context.remote_id)):
+            raise PermissionError
+        return BytesValue(value=await self._piece(*asked))
+
+    async def _piece(self, key: str, known: bytes, wait: float, of: bytes, begin: int) -> bytes:
+        """SHA-256 and length of a value, where the piece begins, and the piece; b"": there is none but the known one.
+
+        begin: in the value with the SHA-256 `of`; another one begins at 0.
+        """
+        until = time.monotonic() + min(60.0, wait)
+        while (entry := self._values.get(key)) is None or entry[0] == known:
+            if (left := until - time.monotonic()) <= 0:
+                return b""
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), left)
+        digest, value = entry
+        begin = begin if digest == of else 0
+        return digest + len(value).to_bytes(8, "big") + begin.to_bytes(8, "big") + value[begin : begin + PIECE]
+
+    # Asking
+
+    async def _ask(self, peer: str, wait: float, *asked: Any) -> bytes:
+        if peer == self._peer:
+            return await self._piece(*asked)
+        if peer not in self._places:
+            raise Absent(f"the address of {peer} is not known", is_gone=True)
+        request = BytesValue(value=MSGPackSerializer.dumps([self._token(self._p2p.peer_id), *asked]))
+        call = self._p2p.call_protobuf_handler(_id_of(self._places[peer]), HANDLER, request, BytesValue)
+        try:
+            return bytes((await asyncio.wait_for(call, wait + ANSWER_S)).value)
+        except (P2PHandlerError, P2PDaemonError, OSError, asyncio.TimeoutError) as error:
+            if "PermissionError" in str(error):
+                raise Refused(f"{peer} has another secret or another run") from error
+            raise Absent(f"{peer} does not answer: {error!r}", is_gone=True) from error
+
+    def fetch(self, key: str, peer: str, deadline: float, known: bytes | None = None) -> bytes:
+        return asyncio.run_coroutine_threadsafe(self._fetch(key, peer, deadline, known), self._loop).result()
+
+    async def _fetch(self, key: str, peer: str, deadline: float, known: bytes | None) -> bytes:
+        known_digest = b"" if known is None else hashlib.sha256(known).digest()
+        digest, value = b"", bytearray()
+        while True:
+            wait = max(0.0, min(60.0, deadline - time.monotonic()))
+            answer = await self._ask(peer, wait, key, known_digest, wait, digest, len(value))
+            digest, count, begin = answer[:32], *(int.from_bytes(answer[at : at + 8], "big") for at in (32, 40))
+            value[begin:] = answer[48:]
+            if answer and len(value) >= count:
+                return bytes(value)
+            if not answer[48:] and time.monotonic() >= deadline:
+                raise Absent(f"{peer} has not published {key}")
+
+    # Finding each other
+
+    async def _look(self) -> None:
+        try:
+            while True:
+                own = ",".join(map(str, await self._p2p.get_visible_maddrs(latest=True)))
+                self._places[self._peer] = own
+                await self._node.store(self._table_key, own, time.time() + EXPIRES_S, subkey=self._peer)
+                found, addresses = await self._node.get(self._table_key, latest=True), set(self._first)
+                with contextlib.suppress(AttributeError, ValueError):  # Anybody may write into the table.
+                    for name, entry in found.value.items():
+                        addresses.update(filter(_id_of, entry.value.split(",")))
+                        self._places.update({name: entry.value} if name != self._peer else {})
+                connected = {each.peer_id for each in await self._p2p.list_peers()}
+                met = {self._p2p.peer_id, *connected.intersection(self._node.protocol.routing_table.peer_id_to_uid)}
+                self._dials = {address: task for address, task in self._dials.items() if not task.done()}
+                for address in addresses - self._dials.keys():
+                    if _id_of(address) not in met:
+                        self._dials[address] = asyncio.create_task(self._dial(address))
+                await asyncio.sleep(LOOK_S)
+        except Exception:  # p2pd has ended, for instance. The host starts another courier.
+            traceback.print_exc()
+            os._exit(1)
+
+    async def _dial(self, address: str) -> None:
+        with contextlib.suppress(P2PDaemonError, OSError, ValueError):
+            # hivemind writes the name of a relay in a way that p2pd cannot read; p2pd finds it out by itself.
+            direct = [] if "/p2p-circuit" in address else [Multiaddr(address.rpartition("/p2p/")[0])]
+            await self._p2p._client.connect(_id_of(address), direct)
+            await self._node.protocol.call_ping(_id_of(address))  # The table is now of both.
+
+    def address(self) -> str:
+        return self._places.get(self._peer, "")
+
+    def peers(self) -> set[str]:
+        return set(self._places) - {self._peer}
+
+    def places(self) -> dict[str, str]:
+        return dict(self._places)
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._looking.cancel)
+        asyncio.run_coroutine_threadsafe(self._p2p.shutdown(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()

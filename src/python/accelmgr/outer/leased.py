@@ -1,0 +1,49 @@
+# Runs in: the host, or the process that reads the data.
+"""A dataset of which each peer of a swarm has another part."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from accelmgr._memory.memfd import make_memfd
+from accelmgr.errors import ConfigError
+from accelmgr.outer._channel import Given
+
+POLL_S = 0.05
+
+
+class Leased(torch.utils.data.IterableDataset[Any]):
+    """Elements of `dataset` that the swarm leases to this peer: give it to Manager as dataset, and to DiLoCo as `data`.
+
+    Each round says which elements each peer uses next, so no two peers use the same one. What a peer that is gone has
+    not used, or has used for a change that no round has, is leased again. After the last element the first one follows.
+    A peer has none before its first round, which is made for it without changes, and waits if it is cut off for long.
+    One that comes back after its elements were leased again first uses those that it had read ahead.
+
+    dataset: the same in all peers, with __len__() and __getitem__(); its order is theirs.
+    hold: how many elements a peer holds after each round, at least those of two rounds.
+
+    Raises ConfigError: hold is not positive, or there is no element.
+    """
+
+    def __init__(self, dataset: torch.utils.data.Dataset[Any], hold: int) -> None:
+        if hold < 1:
+            raise ConfigError(f"hold is {hold}; it must be at least 1", "hold")
+        if len(dataset) == 0:  # type: ignore[arg-type]
+            raise ConfigError("dataset has no element", "dataset")
+        self._dataset, self.hold = dataset, hold
+        self.fd = make_memfd("accelmgr-outer-leases", Given.BYTES)
+        self._given = Given(self.fd)
+
+    def __iter__(self) -> Iterator[Any]:
+        size, place = len(self._dataset), 0  # type: ignore[arg-type]
+        while True:
+            for begin, end in self._given.ranges(place):
+                place += 1
+                for number in range(begin, end):
+                    yield self._dataset[number % size]
+            time.sleep(POLL_S)  # The courier is another process.

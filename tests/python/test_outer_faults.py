@@ -1,0 +1,419 @@
+"""Rounds of accelmgr.outer with a fault at each place: three couriers, and hosts that do what DiLoCo does.
+
+The couriers are threads of this process. Each change that a host offers is one power of two, so outer parameters tell
+which changes they have, how often, and whether one is missing that a round says it has.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import random
+import select
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import cloudpickle
+import pytest
+import torch
+
+from accelmgr._memory.memfd import make_memfd
+from accelmgr.outer import _courier, _exchange, _pace, _state
+from accelmgr.outer._channel import Channel, Given, Numbers, Status
+from accelmgr.outer._courier import Courier, Settings
+from accelmgr.outer._folder import Folder
+from accelmgr.outer._transport import Absent, Sealed
+
+SHAPES = [(300,), (2, 3)]
+SIZES = [300, 6]
+STEP, WANTED = 5, 12
+"""Elements that a change has, and that a peer wants to hold."""
+BOUND_S = 30.0
+FAULT_S = 1.5
+"""How long a fault lasts that ends. The others count a peer as gone after 0.6 s."""
+own = threading.local()
+"""`life`: the Life of the courier whose main thread this is."""
+
+
+class Killed(BaseException):
+    """In every thread of a courier, from one call on."""
+
+
+def descent(parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=1.0)
+
+
+class Fault:
+    """What happens to one peer at its call number `at`, of its transport or of a write of its state."""
+
+    def __init__(self, kind: str, at: int) -> None:
+        self.kind, self.at = kind, at
+        self.calls = 0
+        self.trace: list[str] = []
+        self.ends_at = float("inf")
+        self._lock = threading.Lock()
+
+    def begins(self, call: str) -> bool:
+        with self._lock:
+            self.calls += 1
+            self.trace.append(call)
+            if self.calls == self.at:
+                self.ends_at = time.monotonic() + FAULT_S
+            return self.calls == self.at
+
+    @property
+    def lasts(self) -> bool:
+        """Some faults last for a while, longer than the others wait for an answer."""
+        return time.monotonic() < self.ends_at < float("inf")
+
+
+class Life:
+    """A transport, and the writes of a state, with a fault. `life`: of one courier; a killed one does nothing more."""
+
+    def __init__(self, transport: Folder, fault: Fault) -> None:
+        self._transport, self._fault = transport, fault
+        self.is_dead = False
+
+    def meet(self, call: str, halfway: Callable[[], object] = lambda: None) -> None:
+        if self.is_dead:
+            raise Killed
+        begins = self._fault.begins(call)
+        kind = self._fault.kind
+        if begins and kind in ("killed", "gone"):
+            halfway()
+            self.is_dead = True
+            raise Killed
+        if kind == "stopped":  # All threads of the courier.
+            while self._fault.lasts:
+                time.sleep(0.01)
+        if kind == "full disk" and self._fault.lasts and not call.startswith("fetch"):
+            raise OSError(28, "No space left on device")
+        if kind == "cut off" and self._fault.lasts and call.startswith("fetch"):
+            raise Absent("the network is cut", is_gone=True)
+        if kind == "slow" and self._fault.lasts and call.startswith(("fetch", "publish")):
+            time.sleep(0.3)
+
+    def publish(self, key: str, value: bytes | None) -> None:
+        self.meet(f"publish {key}", lambda: self._transport.publish(key, value))
+        if self._fault.kind == "corrupt" and self._fault.lasts and value:
+            value = value[:-1] + bytes([value[-1] ^ 1])
+        self._transport.publish(key, value)
+
+    def fetch(self, key: str, peer: str, deadline: float, known: bytes | None = None) -> bytes:
+        self.meet(f"fetch {key} of {peer}")
+        value = self._transport.fetch(key, peer, deadline, known)
+        if self.is_dead:
+            raise Killed
+        return value
+
+    def peers(self) -> set[str]:
+        return self._transport.peers()
+
+    def places(self) -> dict[str, str]:
+        return {}
+
+    def address(self) -> str:
+        return self._transport.address()
+
+    def close(self) -> None:
+        self._transport.close()
+
+
+class Host:
+    """What DiLoCo is for its courier: offers a change when it may, merges what comes, replaces a courier that ended."""
+
+    def __init__(self, swarm: Swarm, index: int, fault: Fault) -> None:
+        self.swarm, self.index, self.fault = swarm, index, fault
+        self.peer = f"p{index}"
+        min_peers = (
+            2 if swarm.kind == "gone" else None
+        )  # The last round may have had two members, of which one is gone.
+        options = {
+            "kind": "float32",
+            "bound": None,
+            "min_peers": min_peers,
+            "fragment_s": 5.0,
+            "shapes": SHAPES,
+            "wanted": WANTED,
+        }
+        texts = {"run": "run", "place": str(swarm.folder), "secret": "secret", "listen": "", "advertise": ""}
+        self.settings = Settings(self.peer, **texts, **options, optimizer=cloudpickle.dumps(descent))  # type: ignore[arg-type]
+        self.state_fd = make_memfd("state", 0)
+        self.numbers_fd = make_memfd("numbers", 8 * sum(SIZES))
+        self.numbers = Numbers(self.numbers_fd, SIZES)
+        self.given_fd = make_memfd("given", Given.BYTES)
+        self.given = Given(self.given_fd)
+        self.used = 0
+        self.status = Status()
+        self.merged: list[object] | None = None
+        self.offered: list[object] | None = None
+        self.warnings: list[str] = []
+        self.starts = 0
+        self.is_gone = False
+        self.is_busy = False  # Its steps take so long that it offers nothing.
+        self.start()
+
+    def start(self) -> None:
+        self.starts += 1
+        ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.channel = Channel(ends[0])
+        self.courier: Courier | None = None
+        self.thread = threading.Thread(target=self._run, args=(ends[1],), daemon=True)
+        self.thread.start()
+        self.tell(merged=self.merged, is_first=True)
+        if self.offered is not None:
+            self.tell(offer=self.offered, weight=1.0, used=self.used)
+
+    def _run(self, end: socket.socket) -> None:
+        own.life = Life(Folder(self.swarm.folder / "run", self.peer), self.fault)
+        try:
+            self.courier = Courier(self.settings, Channel(end), self.numbers, self.given, self.state_fd)
+            self.courier.run()
+        except Killed:
+            pass
+        finally:
+            own.life.is_dead = True
+            end.shutdown(socket.SHUT_RDWR)
+            end.close()
+
+    def act(self) -> None:
+        try:
+            while (message := self.channel.receive(may_wait=False)) is not None:
+                self.hear(message)
+        except EOFError:
+            self.channel.close()
+            self.thread.join(BOUND_S)
+            self.is_gone = self.fault.kind == "gone"
+            if not self.is_gone:
+                self.start()
+            return
+        stands = [self.status.lineage, self.status.round]
+        elements = [number for begin, end in self.given.ranges() for number in range(begin, end)]
+        has_elements = len(elements) >= self.used + STEP
+        if (
+            self.status.is_ready
+            and self.merged == stands
+            and self.offered != stands
+            and has_elements
+            and not self.is_busy
+        ):
+            self.numbers.change(self.status.blocks).fill_(change_of(self.index, self.status.round + 1))
+            self.offered = stands
+            self.swarm.used[self.peer, self.status.round + 1] = elements[self.used : self.used + STEP]
+            self.used += STEP
+            self.tell(offer=stands, weight=1.0, used=self.used)
+
+    def hear(self, message: dict[str, Any]) -> None:
+        assert "failed" not in message, message
+        if "warning" in message:
+            self.warnings.append(message["warning"])
+        if "status" in message:
+            self.status = Status(**{**message["status"], "blocks": tuple(message["status"]["blocks"])})
+            self.swarm.note(self)
+        if "merge" in message:
+            self.merged = message["stands"]
+            if self.offered != self.merged:
+                self.offered = None
+            self.tell(merged=self.merged)
+
+    def tell(self, **message: object) -> None:
+        with contextlib.suppress(OSError):  # act() sees that the courier has ended.
+            self.channel.send(**message)
+
+
+def change_of(index: int, number: int) -> float:
+    """What a peer offers to a round: in a sum of several each is a bit of its own."""
+    return 2.0 ** -(3 * (number % 5) + index)
+
+
+class Swarm:
+    """Three peers. The first one has the fault."""
+
+    def __init__(self, folder: pathlib.Path, fault: Fault) -> None:
+        self.folder, self.kind = folder, fault.kind
+        self.digests: dict[tuple[str, int], str] | None = {}  # None: they may differ.
+        self.members: dict[tuple[str, int], dict[str, float]] = {}  # With their weights.
+        self.used: dict[tuple[str, int], list[int]] = {}
+        self.hosts = [Host(self, index, fault if index == 0 else Fault("none", 0)) for index in range(3)]
+
+    def note(self, host: Host) -> None:
+        """What is known of a round is the same for all peers."""
+        status, place = host.status, (host.status.lineage, host.status.round)
+        if self.digests is not None:
+            known = self.digests.setdefault(place, status.digest)
+            assert known == status.digest, f"another digest of {host.peer}: {place}"
+        committed = host.courier._agreement.record.committed if host.courier is not None else None
+        if committed is not None:
+            key = committed[1].lineage, committed[1].number
+            members = dict(zip(committed[1].members, committed[1].weights, strict=True))
+            assert self.members.setdefault(key, members) == members, f"round {key} was decided twice"
+
+    @property
+    def living(self) -> list[Host]:
+        return [host for host in self.hosts if not host.is_gone]
+
+    def until(self, holds: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + BOUND_S
+        while not holds():
+            assert time.monotonic() < deadline, self.report()
+            for host in self.living:
+                host.act()
+            threads = [host.channel.fileno() for host in self.living]
+            select.select(threads, [], [], 0.02)
+
+    def report(self) -> str:
+        return "\n".join(
+            f"{host.peer}: {host.starts} starts, {host.status}, {host.merged}, {host.offered}, {host.warnings}"
+            for host in self.hosts
+        )
+
+    def expected(self) -> float:
+        """The outer parameters after the rounds that were made."""
+        lineage, value = self.hosts[1].status.lineage, torch.zeros(1)
+        for number in range(1, self.hosts[1].status.round + 1):
+            place = lineage
+            while (place, number) not in self.members:  # It was made before a split.
+                place = place.rpartition("/")[0]
+            members = self.members[place, number]
+            total = torch.zeros(1)
+            for member, weight in members.items():
+                total += weight * change_of(int(member[1:]), number)
+            value -= total / (sum(members.values()) or 1)
+        return float(value)
+
+    def is_together_after(self, number: int) -> bool:
+        """All who live have made the same round after that one, and each took part in it."""
+        first = self.living[0].status
+        return first.round > number and all(
+            (host.status.lineage, host.status.round) == (first.lineage, first.round)
+            and host.status.participants == len(self.living)
+            and host.merged == [host.status.lineage, host.status.round]
+            for host in self.living
+        )
+
+    def check(self) -> None:
+        """Outer parameters have each change of each round once, and no change has elements of another one."""
+        for host in self.living:
+            for index in range(len(SHAPES)):
+                assert set(host.numbers.outer(index).tolist()) == {self.expected()}
+        used = [
+            number
+            for (_, round_number), members in self.members.items()
+            for member, weight in members.items()
+            if weight > 0
+            for number in self.used[member, round_number]
+        ]
+        assert len(set(used)) == len(used)
+
+    def close(self) -> None:
+        for host in self.living:
+            host.channel.close()
+        for host in self.hosts:
+            host.thread.join(BOUND_S)
+            if host.courier is not None and host.courier._exchange is not None:
+                host.courier._exchange.is_cancelled = True  # A process would end here, with all its threads.
+            os.close(host.state_fd)
+            os.close(host.numbers_fd)
+            os.close(host.given_fd)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Couriers are threads with lives, and wait a tenth of what they wait elsewhere."""
+    write = _state._write_all
+
+    def write_all(fd: int, data: bytes, place: int) -> None:
+        own.life.meet(f"write {len(data)} bytes", lambda: write(fd, data[: len(data) // 2], place))
+        write(fd, data, place)
+
+    monkeypatch.setattr(
+        _courier, "transport_of", lambda settings, _: Sealed(own.life, settings.peer, settings.run, settings.secret)
+    )
+    monkeypatch.setattr(_state, "_write_all", write_all)
+    for module, name, seconds in (
+        (_courier, "TICK_S", 0.01),
+        (_courier, "BEAT_S", 0.1),
+        (_courier, "SILENCE_S", 0.6),
+        (_exchange, "POLL_S", 0.1),
+        (_exchange, "AGAIN_S", 0.02),
+        (_pace, "FIRST_OFFERS_S", 1.0),
+        (_pace, "FIRST_ATTEMPT_S", 5.0),
+    ):
+        monkeypatch.setattr(module, name, seconds)
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    before = set(threading.enumerate())
+    yield
+    for thread in set(threading.enumerate()) - before:
+        thread.join(BOUND_S)
+        assert not thread.is_alive(), "".join(traceback.format_stack(sys._current_frames()[thread.ident]))
+
+
+def rounds_with(fault: Fault, folder: pathlib.Path) -> None:
+    """Four rounds and more, until all who live have made one together after the fault."""
+    swarm = Swarm(folder, fault)
+    try:
+        swarm.until(lambda: all(host.status.round >= 4 for host in swarm.living))
+        swarm.until(lambda: not fault.lasts)
+        last = max(host.status.round for host in swarm.living)
+        swarm.until(lambda: swarm.is_together_after(last))
+        swarm.check()
+    finally:
+        swarm.close()
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("kind", ["killed", "gone", "stopped", "full disk", "cut off", "slow", "corrupt"])
+@pytest.mark.usefixtures("quick")
+def test_rounds_count_once_with_a_fault_anywhere(kind: str, seed: int, tmp_path: pathlib.Path) -> None:
+    fault = Fault(kind, random.Random(f"{kind} {seed}").randrange(1, 150))
+    try:
+        rounds_with(fault, tmp_path)
+    except BaseException:
+        print(f"{kind} at call {fault.at}:", *fault.trace[: fault.at + 1], sep="\n")
+        raise
+    assert fault.calls >= fault.at
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_peer_whose_outer_parameters_differ_takes_those_of_the_others(tmp_path: pathlib.Path) -> None:
+    swarm = Swarm(tmp_path, Fault("none", 0))
+    try:
+        swarm.until(lambda: all(host.status.round >= 2 and host.status.participants == 3 for host in swarm.hosts))
+        swarm.digests = None
+        assert swarm.hosts[0].courier is not None
+        swarm.hosts[0].courier._state.parameters[0][7] += 1  # As by bad memory.
+        swarm.until(lambda: "p0 has another digest" in "".join(swarm.hosts[1].warnings))
+        last = max(host.status.round for host in swarm.hosts)
+        swarm.until(lambda: swarm.is_together_after(last))
+        swarm.check()
+    finally:
+        swarm.close()
+
+
+@pytest.mark.usefixtures("quick")
+def test_who_joins_gets_its_state_from_several_peers(tmp_path: pathlib.Path) -> None:
+    swarm = Swarm(tmp_path, Fault("none", 0))
+    try:
+        swarm.until(lambda: all(host.status.round >= 2 and host.status.participants == 3 for host in swarm.hosts))
+        asked = Fault("none", 0)
+        for host in swarm.hosts:
+            host.is_busy = True  # Rounds would go on, and not all peers always be at the same one.
+        swarm.until(lambda: all(host.offered is None for host in swarm.hosts))
+        swarm.hosts.append(Host(swarm, 3, asked))
+        swarm.until(lambda: swarm.hosts[3].status.round == swarm.hosts[0].status.round)
+        donors = {call.split()[-1] for call in asked.trace if call.startswith("fetch block/")}
+        assert len(donors) == len(SHAPES)
+        for host in swarm.hosts:
+            host.is_busy = False
+        last = swarm.hosts[3].status.round
+        swarm.until(lambda: swarm.is_together_after(last))
+        assert swarm.hosts[0].status.total_weight == sum(sum(members.values()) for members in swarm.members.values())
+        swarm.check()
+    finally:
+        swarm.close()
