@@ -94,7 +94,7 @@ class Http:
         self._server = self._bound(listen, places.get(peer, ""))
         self._server.owner = self
         host, port = self._server.server_address[:2]
-        self._address = advertise or f"{'' if host == '0.0.0.0' else host!s}:{port}"  # Without a host: the one they see.
+        self._address = advertise or f"{'' if host == '0.0.0.0' else host!s}:{port}"  # None: others see it.
         threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True).start()
         threading.Thread(target=self._look, daemon=True).start()
 
