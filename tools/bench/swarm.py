@@ -36,7 +36,7 @@ ALONE_S = 15.0
 WARM_STEPS = 10
 KILL_EVERY_S = 60.0
 BEGIN_WITHIN_S = 300.0
-END_WITHIN_S = 20.0
+END_WITHIN_S = 60.0
 CONGESTION = pathlib.Path("/proc/sys/net/ipv4/tcp_congestion_control")  # As new namespaces have it.
 
 

@@ -23,7 +23,6 @@ import os
 import pathlib
 import signal
 import time
-from types import FrameType
 from typing import Any, TextIO
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -110,16 +109,10 @@ class Log:
             self.write(waiting_for=outer.waiting_for)
 
 
-class Ended(BaseException):
-    """SIGTERM has come."""
-
-
-def end(number: int, frame: FrameType | None) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    raise Ended
-
-
 def train(arguments: argparse.Namespace, log: Log) -> None:
+    """Until SIGTERM has come."""
+    ends: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: ends.append(number))
     torch.manual_seed(0)
     model = Paced(arguments.millions, arguments.step_ms / 1e3)
     data = Data(arguments.seed)
@@ -139,19 +132,17 @@ def train(arguments: argparse.Namespace, log: Log) -> None:
             outer.log = log
             log.write(sizes=[each.numel() for each in model.parameters()])
         begin = time.perf_counter()
-        try:
-            for result in manager.steps(optimizer=inner):
-                if outer is not None:
-                    outer.step(result)
-                    log.write_status(outer)
-                now = time.perf_counter()
-                log.write(step=result.step, ms=round(1e3 * (now - begin), 3))
-                begin = now
-        except Ended:
-            pass
-        finally:
+        for result in manager.steps(optimizer=inner):
             if outer is not None:
-                outer.close()
+                outer.step(result)
+                log.write_status(outer)
+            now = time.perf_counter()
+            log.write(step=result.step, ms=round(1e3 * (now - begin), 3))
+            begin = now
+            if ends:
+                break
+        if outer is not None:
+            outer.close()
 
 
 def main() -> None:
@@ -164,14 +155,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the data")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    signal.signal(signal.SIGTERM, end)
     with arguments.log.open("w") as file:
         log = Log(file)
         log.write(start=os.getpid())
-        try:
-            train(arguments, log)
-        except Ended:
-            pass
+        train(arguments, log)
 
 
 if __name__ == "__main__":

@@ -93,7 +93,8 @@ class Http:
         self._closing = threading.Event()
         self._server = self._bound(listen, places.get(peer, ""))
         self._server.owner = self
-        self._address = advertise or f":{self._server.server_port}"  # Others see the host.
+        host, port = self._server.server_address[:2]
+        self._address = advertise or f"{'' if host == '0.0.0.0' else host!s}:{port}"  # None: others see it.
         threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True).start()
         threading.Thread(target=self._look, daemon=True).start()
 
