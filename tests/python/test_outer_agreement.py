@@ -12,6 +12,7 @@ import random
 import pytest
 
 from accelmgr.outer._agreement import Accepted, Agreement, Proposal, Record, quorum
+from accelmgr.outer._leases import Leases
 
 ALL = (0, 1)
 
@@ -156,7 +157,7 @@ def test_two_of_five_wait_and_say_so() -> None:
 
 
 def test_a_record_is_what_it_was_after_its_way_and_nonsense_is_refused() -> None:
-    proposal = Proposal(2, "p0", ("p0", "p1"), (1.0, 2.0), ALL, ALL, 3.0, (0, "p0"))
+    proposal = Proposal(2, "p0", ("p0", "p1"), (1.0, 2.0), ALL, ALL, 3.0, Leases(), (0, "p0"))
     accepted = ((3, "p1"), proposal, "mean")
     record = Record("p0", 7, "p0", 1, ("p0",), "d", ALL, 4.0, (3, "p1"), accepted, (3, "p1"), ((3, "p1"), proposal))
     record = dataclasses.replace(record, lacking=("p1",), committed=accepted, wants={"p1": "x"})

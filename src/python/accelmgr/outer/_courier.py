@@ -342,6 +342,8 @@ class Courier:
             self._state.take(blocks, record)
             self._dirty.update(dict.fromkeys(blocks, False))
             self._begin_round()
+            if is_here and own.offer is not None:
+                self._offer_nothing()  # The host offers one change in a round.
         except ValueError as error:
             self._warn(f"the state of {donor.peer} cannot be taken: {error}")
 

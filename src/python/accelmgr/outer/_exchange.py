@@ -56,6 +56,9 @@ class Exchange:
     def _publish(self, key: str, data: bytes) -> None:
         self.published.append(f"{self.proposal.key}/{key}")
         self._transport.publish(self.published[-1], data)
+        if self.is_cancelled:  # After forget(), maybe.
+            self.forget()
+            raise Cancelled
 
     def forget(self) -> None:
         """Gives up what was published for this proposal."""
@@ -97,7 +100,7 @@ class Exchange:
     def _from_holder(self) -> bytes | None:
         for holder in self._holders():
             try:
-                return self._transport.fetch(f"{self.proposal.key}/mean", holder, time.monotonic() + 60)
+                return self._transport.fetch(f"{self.proposal.key}/mean", holder, time.monotonic() + POLL_S)
             except Absent:
                 continue
         if self.is_cancelled:
