@@ -20,6 +20,7 @@
 #include "base/ipc/process.hpp"
 #include "base/log.hpp"
 #include "base/timing.hpp"
+#include "base/unmovable.hpp"
 #include "engine/checkpoint/session_state.hpp"
 #include "engine/client/checkpoints.hpp"
 #include "engine/client/left_gradients.hpp"
@@ -72,7 +73,7 @@ struct Handle::State {
   ~State() { stop(); }
 
   /// Throws UsageError for a second thread, for a call inside another one, and in a forked child.
-  class Use {
+  class Use : base::Unmovable {
    public:
     Use(State& state, const char* call) : state_(state) {
       state.check_owner(call);
@@ -82,8 +83,6 @@ struct Handle::State {
       refuse(call);
     }
     ~Use() { state_.user.store(before_); }
-    Use(const Use&) = delete;
-    Use& operator=(const Use&) = delete;
 
    private:
     State& state_;
