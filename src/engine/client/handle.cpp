@@ -413,7 +413,7 @@ void Handle::use_moments(session::Moments moments) noexcept { view().control().m
 
 bool Handle::is_updated() const noexcept {
   const auto& counters = session()->counters(session()->word().index);
-  return counters.steps != 0 && counters.applied_step == counters.steps;
+  return counters.steps != 0 && counters.updated_step == counters.steps;
 }
 
 void Handle::zero_grad() {
@@ -495,7 +495,7 @@ void Handle::State::keep_whole() noexcept {
   auto& is_whole = view->control().snapshot_is_whole;
   is_whole.store(0);
   std::memcpy(view->snapshot(), view->parameters(), session->header().bytes.parameters);
-  view->control().snapshot_applied_step.store(view->control().applied_step.load());
+  view->control().snapshot_applied_step.store(view->control().host_applied_step.load());
   is_whole.store(1);
 }
 
@@ -511,7 +511,7 @@ void Handle::begin_writing(Written written) {
   if (written == Written::all) view().control().frozen_version.fetch_add(1);
   version.fetch_add(1);
   // Before the first write: what is applied in part is not to be applied again.
-  view().control().applied_step.store(state_->steps());
+  view().control().host_applied_step.store(state_->steps());
 }
 
 void Handle::revert_parameters() {
@@ -530,7 +530,7 @@ void Handle::revert_parameters() {
   control.parameter_version.fetch_add(1);
   std::memcpy(view().parameters(), view().snapshot(), session()->header().bytes.parameters);
   control.frozen_version.fetch_add(1);
-  control.applied_step.store(control.snapshot_applied_step.load());
+  control.host_applied_step.store(control.snapshot_applied_step.load());
   control.writes.fetch_add(1);
   control.parameter_version.fetch_add(1);
   state_->half_written = false;
