@@ -20,6 +20,7 @@ import torch
 
 from accelmgr import _native
 from accelmgr._data.elements import PICKLED, mapped, restore_structure
+from accelmgr._memory.placement import aligned, tensor_in
 from accelmgr._memory.tensors import dense_over, stored
 from accelmgr._runner.cuda import Cuda, failure_of
 from accelmgr._runner.cuda_gradient_hooks import CudaGradientHooks
@@ -39,24 +40,14 @@ from accelmgr._updates.inner import Order, Resident
 from accelmgr._updates.joint_update import Place
 from accelmgr.errors import ConfigError, DeviceError, ModelError, UsageError
 
-ALIGNMENT = 64  # Of each tensor in memory that several share, in bytes.
-
 
 def places_in(tensors: Sequence[torch.Tensor]) -> tuple[list[int], int]:
     """Where each tensor lies in memory that all share, and the size of that memory."""
     offsets, size = [], 0
     for tensor in tensors:
         offsets.append(size)
-        size += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
+        size += aligned(tensor.nbytes)
     return offsets, size
-
-
-def tensor_in(memory: Any, offset: int, like: torch.Tensor) -> torch.Tensor:
-    """A dense tensor of the shape and dtype of `like` in the memory."""
-    if like.nbytes == 0:
-        return torch.empty(like.shape, dtype=like.dtype)
-    content = torch.frombuffer(memory, dtype=torch.uint8, count=like.nbytes, offset=offset)
-    return content.view(like.dtype).view(like.shape)
 
 
 class CudaReplica(DeviceReplica):
