@@ -81,14 +81,14 @@ class CudaReplica(DeviceReplica):
 
     # What the runner calls
 
-    def bind(self, places: list[Place], sink: _native.Sink) -> None:
+    def bind(self, places: list[Place], runner: _native.RunnerSide) -> None:
         with self._blaming():
-            self._sink = sink
-            targets = self._move_parameters(places, sink.shared)
+            self._runner = runner
+            targets = self._move_parameters(places, runner.shared)
             self._move_buffers()
             try:
                 self._transport = _native.CudaTransport(
-                    sink=sink,
+                    runner=runner,
                     library=self._cuda.library,
                     compute=self._cuda.compute_stream,
                     batches=self._cuda.batch_stream,
@@ -97,10 +97,10 @@ class CudaReplica(DeviceReplica):
                 )
             except UsageError as error:  # The library is not one that the transport knows.
                 raise ConfigError(f"{KEY} is cuda, but {error}", KEY) from error
-            self._hooks = CudaGradientHooks(self._names, self._parameters, sink, self._transport, self._cuda)
+            self._hooks = CudaGradientHooks(self._names, self._parameters, runner, self._transport, self._cuda)
             self._gradients = self._hooks
             if self._records:
-                self._graphs = Graphs(self._model, self._cuda, self._parameters, self._hooks, sink.warn)
+                self._graphs = Graphs(self._model, self._cuda, self._parameters, self._hooks, runner.warn)
 
     def seed(self, seed: int) -> None:
         super().seed(seed)
@@ -320,9 +320,9 @@ class CudaReplica(DeviceReplica):
         if not self._transport.finish():
             raise Abandoned
         read = tensor_in(memory, 0, numbers).clone()
-        assert self._sink is not None
+        assert self._runner is not None
         for index, magnitude in zip(indices, read[len(read) - len(indices) :].tolist(), strict=True):
-            self._sink.magnitude(index, magnitude)
+            self._runner.magnitude(index, magnitude)
         self._put_numbers(iter(read))
         for buffer, tensor, offset in zip(self._session_buffers, tensors[1:], offsets[1:], strict=True):
             buffer.copy_(tensor_in(memory, offset, tensor))
