@@ -35,7 +35,7 @@ using Registration = std::unique_ptr<std::byte, Release<&Runtime::host_unregiste
 
 /// Used by one thread. All members that are not noexcept throw DeviceError.
 /// Requires: a Device outlives what it made.
-class Device : Unmovable {
+class Device : base::Unmovable {
  public:
   /// Makes `id` the device of the calling thread. The table is copied.
   Device(const Runtime& runtime, int id);

@@ -45,7 +45,7 @@ namespace accelmgr::device {
 /// not end the others.
 ///
 /// An aborted operation ends on its stream with any values. So a result is good only after wait().
-class DeviceCollectives : Unmovable {
+class DeviceCollectives : base::Unmovable {
  public:
   /// One rank makes the id, and all ranks need it.
   /// Requires: the process of that rank lives until all ranks are connected.

@@ -15,7 +15,7 @@ namespace accelmgr::ipc {
 
 /// Calls `ready` on the thread of the loop each time the descriptor is readable, until `ready` returns false
 /// or the watch is destroyed. May be destroyed inside `ready`. Watches a duplicate: the caller keeps `fd`.
-class Watch : Unmovable {
+class Watch : base::Unmovable {
  public:
   Watch(boost::asio::io_context& context, int fd, std::function<bool()> ready)
       : state_(std::make_shared<State>(context, base::duplicate(fd), std::move(ready))) {

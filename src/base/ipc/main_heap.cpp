@@ -52,7 +52,7 @@ bool allocates_from(std::uintptr_t begin) {
 }
 
 /// A thread that has a heap, and keeps it from other threads until it is destroyed.
-class Holder : Unmovable {
+class Holder : base::Unmovable {
  public:
   explicit Holder(std::uintptr_t begin)
       : thread_([this, begin] {

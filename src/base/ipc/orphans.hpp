@@ -15,7 +15,7 @@ namespace accelmgr::ipc {
 /// While it exists, this process adopts the orphans of its children (PR_SET_CHILD_SUBREAPER), whatever group
 /// and session they are in: they become its children. The process must have one thread. A child that it forks
 /// must destroy its copy.
-class Orphans : Unmovable {
+class Orphans : base::Unmovable {
  public:
   /// Blocks SIGCHLD, which ended() then reports. Throws SystemError.
   Orphans();

@@ -30,7 +30,7 @@ void check(int error, const char* call) {
   if (error != 0) throw SystemError(call, error);
 }
 
-class FileActions : Unmovable {
+class FileActions : base::Unmovable {
  public:
   FileActions() { check(posix_spawn_file_actions_init(&actions_), "posix_spawn_file_actions_init"); }
   ~FileActions() { posix_spawn_file_actions_destroy(&actions_); }
@@ -52,7 +52,7 @@ class FileActions : Unmovable {
 };
 
 /// Gives the child a process group of its own, default signal dispositions and no blocked signal.
-class Attributes : Unmovable {
+class Attributes : base::Unmovable {
  public:
   Attributes() {
     check(posix_spawnattr_init(&attributes_), "posix_spawnattr_init");

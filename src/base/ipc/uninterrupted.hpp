@@ -11,7 +11,7 @@
 namespace accelmgr::ipc {
 
 /// While it exists, no signal comes to this thread.
-class SignalsBlocked : Unmovable {
+class SignalsBlocked : base::Unmovable {
  public:
   SignalsBlocked() noexcept {
     sigset_t all;
