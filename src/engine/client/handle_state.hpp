@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-#include "engine/checkpoint/open.hpp"
+#include "engine/checkpoint/checkpoint.hpp"
 #include "engine/client/checkpoints.hpp"
 #include "engine/client/handle.hpp"
 #include "engine/client/left_gradients.hpp"
