@@ -8,17 +8,17 @@
 #include <thread>
 #include <vector>
 
+#include "base/unmovable.hpp"
+
 namespace accelmgr::base {
 
 /// Used by one thread. They do not outlive a fork.
-class Helpers {
+class Helpers : Unmovable {
  public:
   /// `threads` includes the caller's: 1 starts none. No signal is handled on the others. If the system gives
   /// fewer threads, there are fewer.
   explicit Helpers(int threads);
   ~Helpers();
-  Helpers(const Helpers&) = delete;
-  Helpers& operator=(const Helpers&) = delete;
 
   /// Calls work(0) to work(count - 1) once each, on the caller's thread and on the others; in any order.
   /// Returns when all have returned. Allocates nothing.

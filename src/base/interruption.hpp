@@ -5,6 +5,8 @@
 #include <functional>
 #include <utility>
 
+#include "base/unmovable.hpp"
+
 namespace accelmgr::base {
 
 namespace detail {
@@ -18,13 +20,11 @@ inline const std::function<bool()> asks_interrupted = interrupted;
 
 /// While this object lives, interrupted() calls `hook` in this thread; if that is empty, what it called
 /// before. `hook` must outlive it. Scopes nest.
-class InterruptionScope {
+class InterruptionScope : Unmovable {
  public:
   explicit InterruptionScope(const std::function<bool()>& hook) noexcept
       : before_(std::exchange(detail::interruption, hook ? &hook : detail::interruption)) {}
   ~InterruptionScope() { detail::interruption = before_; }
-  InterruptionScope(const InterruptionScope&) = delete;
-  InterruptionScope& operator=(const InterruptionScope&) = delete;
 
  private:
   const std::function<bool()>* before_;

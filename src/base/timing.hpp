@@ -1,5 +1,6 @@
-// All intervals and bounds of waits of the processes of a session, a launch or a world. They are in one place
-// because most depend on others. Those that a user may set are in the configuration instead.
+// Intervals and bounds of waits of the processes of a session, a launch or a world, in one place because most
+// depend on others. A bound on which no other depends may stand where it is waited, as those of the agent do
+// (launcher/agent). Those that a user may set are in the configuration instead.
 #pragma once
 
 #include <cstdint>

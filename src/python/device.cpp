@@ -23,7 +23,7 @@
 #include "engine/device/team_member.hpp"
 #include "python/interpreter.hpp"
 #include "python/memory.hpp"
-#include "python/sink.hpp"
+#include "python/runner_side.hpp"
 
 namespace nb = nanobind;
 using namespace nanobind::literals;
@@ -66,28 +66,28 @@ std::vector<To> parts_of(const std::vector<Part>& parts) {
 
 /// Device 0 of this process. One thread uses it at a time; members that wait release the interpreter's lock.
 class CudaTransport {
-  /// Calls `body` through the sink, while other threads of Python run: it may wait for the device, and in a
+  /// Calls `body` through the runner, while other threads of Python run: it may wait for the device, and in a
   /// team for other ranks.
   template <class Body>
   auto unlocked(Body&& body) {
-    return sink_.call([&](auto&) {
+    return runner_.call([&](auto&) {
       const Unlocked release;
       return body();
     });
   }
 
  public:
-  CudaTransport(Sink& sink, const std::string& library, const DeviceStream& compute,
+  CudaTransport(RunnerSide& runner, const std::string& library, const DeviceStream& compute,
                 const DeviceStream& batches, const std::vector<nb::object>& parameters, double timeout_s)
-      : sink_(sink),
+      : runner_(runner),
         device_(library.empty() ? device::load_cuda_runtime(device::cuda_runtime_candidates({}))
                                 : device::load_cuda_runtime_at(library),
                 0),
         compute_(compute.handle),
         joined_(device_.make_event()),
-        parameters_(device_, *sink.binding, targets_of(parameters), compute_),
-        gradients_(device_, *sink.binding, compute_, timeout_s),
-        batches_(device_, sink.binding->progress, batches.handle, compute_, timeout_s),
+        parameters_(device_, *runner.binding, targets_of(parameters), compute_),
+        gradients_(device_, *runner.binding, compute_, timeout_s),
+        batches_(device_, runner.binding->progress, batches.handle, compute_, timeout_s),
         results_(device_, compute_),
         timeout_s_(timeout_s) {}
 
@@ -101,7 +101,8 @@ class CudaTransport {
   replica::TeamMember& team_member(const std::string& library) {
     const auto nccl =
         library.empty() ? device::load_nccl(device::nccl_candidates({})) : device::load_nccl_at(library);
-    return team_member_.emplace(device_, nccl, gradients_, parameters_, sink_.binding->progress, timeout_s_);
+    return team_member_.emplace(device_, nccl, gradients_, parameters_, runner_.binding->progress,
+                                timeout_s_);
   }
 
   std::optional<Memory> stage(std::size_t bytes) {
@@ -125,7 +126,7 @@ class CudaTransport {
     device_.record_in_graph(event, compute_);
   }
   void written(std::size_t index, nb::handle gradient, bool in_graph) {
-    const auto& entry = sink_.binding->manifest.tensors.at(index);
+    const auto& entry = runner_.binding->manifest.tensors.at(index);
     const auto* memory =
         memory_of(gradient, entry.elements() *
                                 session::bytes_of(rounds(index) ? entry.types.slab : entry.types.gradient));
@@ -146,14 +147,14 @@ class CudaTransport {
   std::vector<std::byte*> targets_of(const std::vector<nb::object>& parameters) const {
     std::vector<std::byte*> targets;
     for (const auto& parameter : parameters) {
-      const auto& entry = sink_.binding->manifest.tensors.at(targets.size());
+      const auto& entry = runner_.binding->manifest.tensors.at(targets.size());
       targets.push_back(
           parameter.is_none() ? nullptr : memory_of(parameter, entry.count * size_of(entry.runner_dtype)));
     }
     return targets;
   }
 
-  Sink& sink_;
+  RunnerSide& runner_;
   device::Device device_;
   device::StreamHandle compute_;
   device::Event joined_;
@@ -191,9 +192,9 @@ void bind_device(nb::module_& module) {
   const nb::class_<replica::TeamMember> team_member(module, "TeamMember", "The part of a device in teams.");
   nb::class_<CudaTransport>(module, "CudaTransport",
                             "Carries parameters and batches to device 0 of this process, and gradients back.")
-      .def(nb::init<Sink&, const std::string&, const DeviceStream&, const DeviceStream&,
+      .def(nb::init<RunnerSide&, const std::string&, const DeviceStream&, const DeviceStream&,
                     const std::vector<nb::object>&, double>(),
-           nb::kw_only(), "sink"_a, "library"_a, "compute"_a, "batches"_a, "parameters"_a, "timeout_s"_a,
+           nb::kw_only(), "runner"_a, "library"_a, "compute"_a, "batches"_a, "parameters"_a, "timeout_s"_a,
            "library: CUDA's runtime; empty for the one that torch uses. parameters: a tensor with the memory "
            "of each; None for one that shares another's.")
       .def("begin_attempt", &CudaTransport::begin_attempt,

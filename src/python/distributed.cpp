@@ -8,7 +8,6 @@
 #include <nanobind/stl/vector.h>
 
 #include "accelmgr/multiprocess_launch.hpp"
-#include "launcher/distributed/arrays/device_group.hpp"
 #include "launcher/distributed/collectives/arrays.hpp"
 #include "launcher/distributed/collectives/objects.hpp"
 #include "python/interpreter.hpp"
@@ -118,27 +117,14 @@ bool collective(const std::string& call, std::uintptr_t data, const std::string&
     if (!members.communicate())
       throw UsageError(
           "this rank cannot make a collective call: it is outside the group, or alone in the world");
-    if (place) {
-      auto& devices = members.device_group();
-      const distributed::OnDevice at{std::get<0>(*place),
-                                     reinterpret_cast<device::StreamHandle>(std::get<1>(*place))};
-      if (call == "all_reduce") return devices.all_reduce(in, to, operation, at);
-      if (call == "reduce_scatter") return devices.reduce_scatter(in, to, operation, at);
-      if (call == "all_gather") return devices.all_gather(in, to, at);
-      if (call == "all_to_all") return devices.all_to_all(in, to, at);
-      return devices.broadcast(in, to, src, at);
-    }
-    if (call == "all_reduce")
-      distributed::all_reduce(members, in, to, operation);
-    else if (call == "reduce_scatter")
-      distributed::reduce_scatter(members, in, to, operation);
-    else if (call == "all_gather")
-      distributed::all_gather(members, in, to);
-    else if (call == "all_to_all")
-      distributed::all_to_all(members, in, to);
-    else
-      distributed::broadcast(members, in, to, src);
-    return true;
+    distributed::OnDevice there;
+    if (place) there = {std::get<0>(*place), reinterpret_cast<device::StreamHandle>(std::get<1>(*place))};
+    const auto* at = place ? &there : nullptr;
+    if (call == "all_reduce") return distributed::all_reduce(members, in, to, operation, at);
+    if (call == "reduce_scatter") return distributed::reduce_scatter(members, in, to, operation, at);
+    if (call == "all_gather") return distributed::all_gather(members, in, to, at);
+    if (call == "all_to_all") return distributed::all_to_all(members, in, to, at);
+    return distributed::broadcast(members, in, to, src, at);
   });
 }
 

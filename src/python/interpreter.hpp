@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/interruption.hpp"
+#include "base/unmovable.hpp"
 
 namespace accelmgr::python {
 
@@ -17,23 +18,19 @@ namespace accelmgr::python {
 // on. Older versions call pthread_exit() in that thread. It unwinds through destructors that ask for the lock
 // again, and the process ends with SIGABRT.
 
-class Locked {
+class Locked : base::Unmovable {
  public:
   Locked() noexcept;
   ~Locked();
-  Locked(const Locked&) = delete;
-  Locked& operator=(const Locked&) = delete;
 
  private:
   PyGILState_STATE before_;
 };
 
-class Unlocked {
+class Unlocked : base::Unmovable {
  public:
   Unlocked() noexcept : thread_(PyEval_SaveThread()) {}
   ~Unlocked();
-  Unlocked(const Unlocked&) = delete;
-  Unlocked& operator=(const Unlocked&) = delete;
 
  private:
   PyThreadState* thread_;

@@ -24,6 +24,7 @@
 #include "base/ipc/zygote.hpp"
 #include "base/log.hpp"
 #include "base/timing.hpp"
+#include "base/unmovable.hpp"
 #include "launcher/distributed/multiprocess/process_group.hpp"
 #include "launcher/launch/plan/environment_scope.hpp"
 #include "launcher/launch/run/child.hpp"
@@ -50,13 +51,11 @@ struct Current {
 };
 thread_local Current current;
 
-class CurrentScope {
+class CurrentScope : base::Unmovable {
  public:
   explicit CurrentScope(nb::handle target)
       : before_(std::exchange(current, Current{target.ptr(), getpid()})) {}
   ~CurrentScope() { current = before_; }
-  CurrentScope(const CurrentScope&) = delete;
-  CurrentScope& operator=(const CurrentScope&) = delete;
 
  private:
   Current before_;
@@ -109,7 +108,7 @@ void end_interpreter(int rank, int code) noexcept {
 const Value& own_args(const Value& args) { return args.is_object() ? args.at("args") : args; }
 
 // The processes of one launch.
-class Running {
+class Running : base::Unmovable {
  public:
   explicit Running(launch::SpawnContext context) : context_(std::move(context)) {}
 
@@ -124,8 +123,6 @@ class Running {
     const std::lock_guard turn(mutex_);
     return context_.processes();
   }
-  Running(const Running&) = delete;
-  Running& operator=(const Running&) = delete;
   /// Without keep() an interruption came before the caller got this object, so no caller can join it.
   ~Running() {
     if (!kept_) context_.terminate();

@@ -2,16 +2,15 @@
 
 #include <nanobind/nanobind.h>
 
+#include "base/unmovable.hpp"
 #include "python/interpreter.hpp"
 
 namespace accelmgr::python {
 
 /// A reference to an object of Python. The destructor takes the interpreter's lock to drop it.
-class ObjectReference {
+class ObjectReference : base::Unmovable {
  public:
   explicit ObjectReference(nanobind::object object) : object_(std::move(object)) {}
-  ObjectReference(const ObjectReference&) = delete;
-  ObjectReference& operator=(const ObjectReference&) = delete;
   ~ObjectReference() {
     const Locked lock;
     object_.reset();

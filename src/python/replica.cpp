@@ -26,7 +26,7 @@
 #include "python/interpreter.hpp"
 #include "python/memory.hpp"
 #include "python/object_reference.hpp"
-#include "python/sink.hpp"
+#include "python/runner_side.hpp"
 
 namespace nb = nanobind;
 
@@ -72,21 +72,21 @@ nb::list list_of(const session::Manifest& manifest, std::span<const replica::Pla
 }
 
 class PythonReplica final : public replica::Replica {
-  /// Runs `body` with the interpreter's lock. Throws ModelError, what the sink has thrown, or Error for a
+  /// Runs `body` with the interpreter's lock. Throws ModelError, what the runner has thrown, or Error for a
   /// device that failed.
   template <class Body>
   auto called(Body&& body) {
     try {
       return in_python<ModelError>(std::forward<Body>(body));
     } catch (const ModelError&) {
-      if (sink_.thrown) std::rethrow_exception(std::exchange(sink_.thrown, nullptr));
+      if (runner_.thrown) std::rethrow_exception(std::exchange(runner_.thrown, nullptr));
       throw;
     }
   }
 
  public:
   PythonReplica(nb::object replica, const std::string& loss_weight) : replica_(std::move(replica)) {
-    sink_.loss_weight = loss_weight;
+    runner_.loss_weight = loss_weight;
   }
 
   replica::Description describe() override {
@@ -109,12 +109,12 @@ class PythonReplica final : public replica::Replica {
   }
 
   void bind(const replica::Binding& to) override {
-    sink_.places.assign(to.places.begin(), to.places.end());
-    sink_.binding.emplace(replica::Binding{to.manifest, sink_.places, to.gradients, to.gradient_places,
-                                           to.parameters, to.progress});
+    runner_.places.assign(to.places.begin(), to.places.end());
+    runner_.binding.emplace(replica::Binding{to.manifest, runner_.places, to.gradients, to.gradient_places,
+                                             to.parameters, to.progress});
     called([&] {
       (*replica_).attr("bind")(list_of(to.manifest, to.places, &session::TensorEntry::runner_dtype),
-                               nb::cast(&sink_, nb::rv_policy::reference));
+                               nb::cast(&runner_, nb::rv_policy::reference));
     });
   }
 
@@ -185,7 +185,7 @@ class PythonReplica final : public replica::Replica {
     called([&] {
       if (to.buffers != nullptr) {
         settle();
-        replica::store_buffers(buffers_, sink_.binding->manifest, to.buffers);
+        replica::store_buffers(buffers_, runner_.binding->manifest, to.buffers);
       }
       const nb::object state = (*replica_).attr("generator_state")();
       const auto* bytes =
@@ -197,7 +197,7 @@ class PythonReplica final : public replica::Replica {
   void load(const replica::ConstState& from) override {
     called([&] {
       settle();
-      replica::load_buffers(buffers_, sink_.binding->manifest, from.buffers);
+      replica::load_buffers(buffers_, runner_.binding->manifest, from.buffers);
       (*replica_).attr("buffers_loaded")();
       const auto state = replica::stored_generator(from.generator);
       if (!state.empty()) (*replica_).attr("load_generator")(nb::bytearray(state.data(), state.size()));
@@ -208,7 +208,7 @@ class PythonReplica final : public replica::Replica {
   /// A Place of accelmgr._runner.replica. None if there is no gradient.
   nb::object gradient_at(std::size_t index, const std::byte* begin) const {
     if (begin == nullptr) return nb::none();
-    const auto& entry = sink_.binding->manifest.tensors[index];
+    const auto& entry = runner_.binding->manifest.tensors[index];
     return nb::make_tuple(Memory{const_cast<std::byte*>(begin), entry.gradient_bytes()},
                           nb::str(accelmgr::name_of(entry.gradient_dtype()).data()),
                           tuple_of(entry.gradient_strides()));
@@ -221,7 +221,7 @@ class PythonReplica final : public replica::Replica {
   }
 
   ObjectReference replica_;
-  Sink sink_;
+  RunnerSide runner_;
   std::vector<Tensor> buffers_;  ///< In the order of the manifest.
 };
 
@@ -229,9 +229,9 @@ class PythonReplica final : public replica::Replica {
 using SharedPlace = nb::typed<nb::tuple, Memory, nb::str, NumberTuple>;
 using SharedPlaces = nb::typed<nb::tuple, nb::typed<nb::list, SharedPlace>, nb::typed<nb::list, SharedPlace>>;
 
-std::vector<std::pair<std::int64_t, std::uint64_t>> shared(const Sink& sink) {
+std::vector<std::pair<std::int64_t, std::uint64_t>> shared(const RunnerSide& runner) {
   std::vector<std::pair<std::int64_t, std::uint64_t>> list;
-  for (const auto& entry : sink.binding->manifest.tensors)
+  for (const auto& entry : runner.binding->manifest.tensors)
     list.emplace_back(entry.shares, entry.shared_offset);
   return list;
 }
@@ -304,32 +304,35 @@ void register_replicas() {
 
 void bind_replica(nb::module_& module) {
   bind_settings(module);
-  nb::class_<Sink>(module, "Sink", "Takes the gradients of a runner's replica.")
-      .def("capture", &Sink::capture, nb::arg("index"), nb::arg("address"),
+  nb::class_<RunnerSide>(
+      module, "RunnerSide",
+      "What a runner is to its replica: takes gradients, gives parameters, says how far the attempt is.")
+      .def("capture", &RunnerSide::capture, nb::arg("index"), nb::arg("address"),
            "Copies the dense gradient of parameter `index` at `address` into the slab.")
-      .def("capture_unlocked", &Sink::capture, nb::arg("index"), nb::arg("address"),
+      .def("capture_unlocked", &RunnerSide::capture, nb::arg("index"), nb::arg("address"),
            nb::call_guard<Unlocked>(),
            "As capture(), while other threads of Python run. The caller keeps the gradient alive.")
       .def_prop_ro("shared", &shared,
                    "Of each parameter: the one whose memory it shares, or -1; and from which element on.")
-      .def_ro("loss_weight", &Sink::loss_weight,
+      .def_ro("loss_weight", &RunnerSide::loss_weight,
               "The number that each output must have (`loss_scaling: sum_over`), or empty.")
-      .def("is_stale", &Sink::is_stale, nb::arg("index"),
+      .def("is_stale", &RunnerSide::is_stale, nb::arg("index"),
            "Whether load_parameters() is to bring the parameter again: not one that is frozen and was not "
            "written.")
       .def(
-          "magnitude", &Sink::magnitude, nb::arg("index"), nb::arg("largest"),
+          "magnitude", &RunnerSide::magnitude, nb::arg("index"), nb::arg("largest"),
           "The largest magnitude of the gradient of parameter `index`, which a device has copied: Inf or NaN "
           "if a value of it is.")
-      .def("backward_begins", &Sink::backward_begins)
-      .def("keeps_gradients", &Sink::keeps_gradients,
-           "Whether the replica keeps the gradients of this attempt for apply(), and gives none to the sink.")
-      .def("look_at", &Sink::look_at, nb::arg("index"), nb::arg("address"),
+      .def("backward_begins", &RunnerSide::backward_begins)
+      .def("keeps_gradients", &RunnerSide::keeps_gradients,
+           "Whether the replica keeps the gradients of this attempt for apply(), and gives none to the "
+           "runner.")
+      .def("look_at", &RunnerSide::look_at, nb::arg("index"), nb::arg("address"),
            "Looks at such a gradient of parameter `index`, which is dense, at `address`: whether it is "
            "finite.")
       .def(
           "share",
-          [](Sink& self, int memory) -> SharedPlaces {
+          [](RunnerSide& self, int memory) -> SharedPlaces {
             const auto found = self.share(memory);
             const auto places = [&](const std::vector<replica::Place>& of) {
               return list_of(self.binding->manifest, of, &session::TensorEntry::dtype);
@@ -340,12 +343,12 @@ void bind_replica(nb::module_& module) {
           "Maps the parameters that all ranks share; closes `memory`, the descriptor of the host's file. "
           "Returns "
           "where each is to be read, and where it is to be written; nothing if they are not guarded.")
-      .def("last_micro_batch", &Sink::last_micro_batch,
+      .def("last_micro_batch", &RunnerSide::last_micro_batch,
            "Whether no micro-batch follows the one that runs now. False: perhaps one follows.")
       .def(
-          "warn", [](Sink&, const std::string& text) { base::log().warn("{}", text); }, nb::arg("text"),
+          "warn", [](RunnerSide&, const std::string& text) { base::log().warn("{}", text); }, nb::arg("text"),
           "Logs a warning.")
-      .def("wanted", &Sink::wanted,
+      .def("wanted", &RunnerSide::wanted,
            "A sign of life, of a replica that waits for a device. False: it should leave its work "
            "unfinished.");
 }

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/unmovable.hpp"
 #include "python/interpreter.hpp"
 
 namespace nb = nanobind;
@@ -38,11 +39,8 @@ bool is_same(PyObject* before, PyObject* now) noexcept {
 }
 
 /// Requires: the caller of any member holds the interpreter's lock.
-class Snapshot {
+class Snapshot : base::Unmovable {
  public:
-  Snapshot() = default;
-  Snapshot(const Snapshot&) = delete;
-  Snapshot& operator=(const Snapshot&) = delete;
   ~Snapshot() { clear(); }
 
   std::size_t add_items(nb::object owner) { return add(Kind::items, std::move(owner), {}); }

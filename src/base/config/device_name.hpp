@@ -1,7 +1,6 @@
 // The names of the kinds of devices.
 #pragma once
 
-#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <string>
@@ -19,11 +18,6 @@ inline constexpr std::array<std::string_view, 5> device_names = {"auto", "cpu", 
 
 constexpr std::string_view name_of(Device device) noexcept {
   return device_names.at(static_cast<std::size_t>(device));
-}
-
-/// `name` is one of `device_names`.
-constexpr Device device_named(std::string_view name) noexcept {
-  return static_cast<Device>(std::ranges::find(device_names, name) - device_names.begin());
 }
 
 }  // namespace accelmgr::config

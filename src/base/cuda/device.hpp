@@ -10,6 +10,7 @@
 #include "base/cuda/error.hpp"
 #include "base/cuda/runtime.hpp"
 #include "base/timing.hpp"
+#include "base/unmovable.hpp"
 #include "base/waiter.hpp"
 
 namespace accelmgr::device {
@@ -34,12 +35,10 @@ using Registration = std::unique_ptr<std::byte, Release<&Runtime::host_unregiste
 
 /// Used by one thread. All members that are not noexcept throw DeviceError.
 /// Requires: a Device outlives what it made.
-class Device {
+class Device : base::Unmovable {
  public:
   /// Makes `id` the device of the calling thread. The table is copied.
   Device(const Runtime& runtime, int id);
-  Device(const Device&) = delete;
-  Device& operator=(const Device&) = delete;
 
   /// Names the GPU on its machine: "0000:3b:00.0". The parts of a GPU that is divided have one name.
   std::string pci_bus_id() const;

@@ -29,6 +29,7 @@
 #include "base/cuda/device.hpp"
 #include "base/cuda/nccl.hpp"
 #include "base/cuda/polling.hpp"
+#include "base/unmovable.hpp"
 #include "base/waiter.hpp"
 
 namespace accelmgr::device {
@@ -44,7 +45,7 @@ namespace accelmgr::device {
 /// not end the others.
 ///
 /// An aborted operation ends on its stream with any values. So a result is good only after wait().
-class DeviceCollectives {
+class DeviceCollectives : base::Unmovable {
  public:
   /// One rank makes the id, and all ranks need it.
   /// Requires: the process of that rank lives until all ranks are connected.
@@ -57,8 +58,6 @@ class DeviceCollectives {
                     base::Waiter& waiter, double timeout_s);
   /// Leaves the team if it is ready, which takes at most timing::device_settles_s; otherwise aborts.
   ~DeviceCollectives();
-  DeviceCollectives(const DeviceCollectives&) = delete;
-  DeviceCollectives& operator=(const DeviceCollectives&) = delete;
 
   int rank() const noexcept { return rank_; }
   int size() const noexcept { return size_; }

@@ -9,12 +9,13 @@
 
 #include "base/ipc/wait_ready.hpp"
 #include "base/unique_fd.hpp"
+#include "base/unmovable.hpp"
 
 namespace accelmgr::ipc {
 
 /// Calls `ready` on the thread of the loop each time the descriptor is readable, until `ready` returns false
 /// or the watch is destroyed. May be destroyed inside `ready`. Watches a duplicate: the caller keeps `fd`.
-class Watch {
+class Watch : base::Unmovable {
  public:
   Watch(boost::asio::io_context& context, int fd, std::function<bool()> ready)
       : state_(std::make_shared<State>(context, base::duplicate(fd), std::move(ready))) {
@@ -25,8 +26,6 @@ class Watch {
     boost::system::error_code ignored;
     state_->descriptor.close(ignored);
   }
-  Watch(const Watch&) = delete;
-  Watch& operator=(const Watch&) = delete;
 
  private:
   struct State {

@@ -17,6 +17,7 @@
 
 #include "base/ipc/proc_file.hpp"
 #include "base/ipc/process.hpp"
+#include "base/unmovable.hpp"
 
 namespace accelmgr::ipc {
 namespace {
@@ -51,7 +52,7 @@ bool allocates_from(std::uintptr_t begin) {
 }
 
 /// A thread that has a heap, and keeps it from other threads until it is destroyed.
-class Holder {
+class Holder : base::Unmovable {
  public:
   explicit Holder(std::uintptr_t begin)
       : thread_([this, begin] {
@@ -60,8 +61,6 @@ class Holder {
         }),
         has_main_heap_(took_.get_future().get()) {}
   ~Holder() { end_.set_value(); }
-  Holder(const Holder&) = delete;
-  Holder& operator=(const Holder&) = delete;
 
   bool has_main_heap() const noexcept { return has_main_heap_; }
 

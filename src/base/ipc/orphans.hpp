@@ -8,18 +8,17 @@
 
 #include "base/clock.hpp"
 #include "base/unique_fd.hpp"
+#include "base/unmovable.hpp"
 
 namespace accelmgr::ipc {
 
 /// While it exists, this process adopts the orphans of its children (PR_SET_CHILD_SUBREAPER), whatever group
 /// and session they are in: they become its children. The process must have one thread. A child that it forks
 /// must destroy its copy.
-class Orphans {
+class Orphans : base::Unmovable {
  public:
   /// Blocks SIGCHLD, which ended() then reports. Throws SystemError.
   Orphans();
-  Orphans(const Orphans&) = delete;
-  Orphans& operator=(const Orphans&) = delete;
   /// Restores the mask of signals. This process goes on adopting orphans; a forked child never does.
   ~Orphans();
 

@@ -21,6 +21,7 @@
 #include "base/ipc/leftovers.hpp"
 #include "base/ipc/wait_ready.hpp"
 #include "base/timing.hpp"
+#include "base/unmovable.hpp"
 
 namespace accelmgr::ipc {
 namespace {
@@ -29,11 +30,9 @@ void check(int error, const char* call) {
   if (error != 0) throw SystemError(call, error);
 }
 
-class FileActions {
+class FileActions : base::Unmovable {
  public:
   FileActions() { check(posix_spawn_file_actions_init(&actions_), "posix_spawn_file_actions_init"); }
-  FileActions(const FileActions&) = delete;
-  FileActions& operator=(const FileActions&) = delete;
   ~FileActions() { posix_spawn_file_actions_destroy(&actions_); }
 
   void duplicate(int from, int to) {
@@ -53,7 +52,7 @@ class FileActions {
 };
 
 /// Gives the child a process group of its own, default signal dispositions and no blocked signal.
-class Attributes {
+class Attributes : base::Unmovable {
  public:
   Attributes() {
     check(posix_spawnattr_init(&attributes_), "posix_spawnattr_init");
@@ -66,8 +65,6 @@ class Attributes {
     posix_spawnattr_setflags(&attributes_,
                              POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETSIGMASK);
   }
-  Attributes(const Attributes&) = delete;
-  Attributes& operator=(const Attributes&) = delete;
   ~Attributes() { posix_spawnattr_destroy(&attributes_); }
   const posix_spawnattr_t* get() const noexcept { return &attributes_; }
 

@@ -6,10 +6,12 @@
 
 #include <cerrno>
 
+#include "base/unmovable.hpp"
+
 namespace accelmgr::ipc {
 
 /// While it exists, no signal comes to this thread.
-class SignalsBlocked {
+class SignalsBlocked : base::Unmovable {
  public:
   SignalsBlocked() noexcept {
     sigset_t all;
@@ -17,8 +19,6 @@ class SignalsBlocked {
     pthread_sigmask(SIG_BLOCK, &all, &before_);
   }
   ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-  SignalsBlocked(const SignalsBlocked&) = delete;
-  SignalsBlocked& operator=(const SignalsBlocked&) = delete;
 
  private:
   sigset_t before_;

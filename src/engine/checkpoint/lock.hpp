@@ -15,6 +15,7 @@
 #include <string>
 
 #include "base/unique_fd.hpp"
+#include "base/unmovable.hpp"
 
 namespace accelmgr::checkpoint {
 
@@ -24,7 +25,7 @@ namespace accelmgr::checkpoint {
 bool has_ended(pid_t pid, std::optional<std::uint64_t> began = {});
 
 /// Not thread-safe.
-class DirectoryLock {
+class DirectoryLock : base::Unmovable {
  public:
   /// Creates `directory` if need be, locks it and writes the file. Blocks for up to 10 s when the locking
   /// process has ended but a process with a duplicate of the descriptor has not. Throws CheckpointError when
@@ -32,8 +33,6 @@ class DirectoryLock {
   explicit DirectoryLock(const std::filesystem::path& directory);
   /// Gives the lock back. Does nothing in a forked child: the lock stays the parent's.
   ~DirectoryLock();
-  DirectoryLock(const DirectoryLock&) = delete;
-  DirectoryLock& operator=(const DirectoryLock&) = delete;
 
   /// The id of the run that was killed while it held the lock; empty if there was none.
   const std::string& killed_run() const noexcept { return killed_run_; }

@@ -90,7 +90,7 @@ void restore_counters(const json& run, session::Session& session) {
   counters.participants = run.at("participants").get<std::uint64_t>();
   session.control().zeroed_step.store(
       run.value("zeroed_step", std::uint64_t{counters.steps}));  // Earlier builds saved none.
-  session.control().applied_step.store(run.value("applied_step", std::uint64_t{counters.steps}));
+  session.control().host_applied_step.store(run.value("applied_step", std::uint64_t{counters.steps}));
   const auto& samples = run.at("rank_samples");
   for (std::size_t rank = 0; rank < samples.size() && rank < session::max_ranks; ++rank)
     counters.rank_samples[rank] = samples[rank].get<std::uint64_t>();

@@ -5,6 +5,7 @@
 
 #include "accelmgr/errors.hpp"
 #include "base/fault_point.hpp"
+#include "base/unmovable.hpp"
 #include "engine/checkpoint/checkpoint.hpp"
 #include "engine/checkpoint/checksum.hpp"
 #include "engine/checkpoint/cleanup.hpp"
@@ -19,14 +20,12 @@ namespace {
 namespace fs = std::filesystem;
 
 // A folder that the destructor removes, with what could not be completed or what was replaced.
-class TemporaryFolder {
+class TemporaryFolder : base::Unmovable {
  public:
   explicit TemporaryFolder(fs::path path) : path_(std::move(path)) {
     if (mkdir(path_.c_str(), 0777) != 0)
       throw SystemError(fmt::format("making the directory '{}'", path_.string()), errno);
   }
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
   ~TemporaryFolder() {
     std::error_code ignored;
     fs::remove_all(path_, ignored);

@@ -1,6 +1,8 @@
 // Control of the OpenMP threads that torch's operators leave behind in the host.
 #pragma once
 
+#include "base/unmovable.hpp"
+
 namespace accelmgr::client {
 
 /// Ends the idle threads of this thread's OpenMP pool. Its next parallel region makes them again. By default
@@ -11,12 +13,10 @@ void release_idle_threads() noexcept;
 
 /// While an object with `engage` true lives, parallel regions of this thread have one thread. For work that
 /// takes less time than making and joining threads. Does nothing if the loaded library lacks the call.
-class OneThread {
+class OneThread : base::Unmovable {
  public:
   explicit OneThread(bool engage) noexcept;
   ~OneThread();
-  OneThread(const OneThread&) = delete;
-  OneThread& operator=(const OneThread&) = delete;
 
  private:
   int threads_before_ = 0;  ///< 0: nothing to restore.

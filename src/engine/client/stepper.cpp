@@ -49,7 +49,7 @@ StepResult Stepper::step(const StepOptions& chosen, double timeout_s, StepKind k
   const auto number = step_under_way();
   auto options = chosen;
   const auto applied = session::applied_step(session_);
-  if (session_.counters(session_.word().index).applied_step == number - 1 && applied > 0) {
+  if (session_.counters(session_.word().index).updated_step == number - 1 && applied > 0) {
     options.accumulate = false;  // What the session has applied is not to be applied again.
     options.parameters_changed = true;
   }
@@ -178,7 +178,7 @@ void Stepper::zero_gradients() {
   const session::SpanScope span(spans_, Activity::zero_grad, step_under_way());
   auto& control = view_.control();
   const auto steps = step_under_way() - 1;
-  control.applied_step.store(steps);  // Gradients that are zeroed in part are not to be applied.
+  control.host_applied_step.store(steps);  // Gradients that are zeroed in part are not to be applied.
   // One thread with stores past the cache (128 MiB: 1.5 ms) is faster than torch's zero_() with two (3.7 ms).
   session::best_kernels().zero(view_.gradients(), session_.header().bytes.gradients);
   if (session_.control().unfrozen_bytes.load() != 0)

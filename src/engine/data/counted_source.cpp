@@ -8,6 +8,7 @@
 #include "accelmgr/errors.hpp"
 #include "base/clock.hpp"
 #include "base/fault_point.hpp"
+#include "base/unmovable.hpp"
 
 namespace accelmgr::data {
 
@@ -33,14 +34,12 @@ void check_guards(const std::vector<std::span<std::byte>>& rows, std::span<const
 }
 
 /// Stores the time at which something began, and 0 when it has ended.
-class Within {
+class Within : base::Unmovable {
  public:
   explicit Within(std::atomic<std::int64_t>& since_ns) : since_ns_(since_ns) {
     since_ns_.store(base::now_ns(), std::memory_order_release);
   }
   ~Within() { since_ns_.store(0, std::memory_order_release); }
-  Within(const Within&) = delete;
-  Within& operator=(const Within&) = delete;
 
  private:
   std::atomic<std::int64_t>& since_ns_;

@@ -13,13 +13,14 @@
 #include <vector>
 
 #include "base/cuda/device.hpp"
+#include "base/unmovable.hpp"
 #include "base/waiter.hpp"
 #include "engine/device/pinned_pages.hpp"
 
 namespace accelmgr::device {
 
 /// Used by one thread. Device, waiter and both streams outlive it. Members throw DeviceError.
-class BatchUpload {
+class BatchUpload : base::Unmovable {
  public:
   /// A part of the staged memory, and where on the device it goes.
   struct Part {
@@ -32,8 +33,6 @@ class BatchUpload {
   BatchUpload(Device& device, base::Waiter& waiter, StreamHandle copies, StreamHandle compute,
               double timeout_s);
   ~BatchUpload();
-  BatchUpload(const BatchUpload&) = delete;
-  BatchUpload& operator=(const BatchUpload&) = delete;
 
   /// At least `bytes` of CPU memory for what the next load() copies. Waits until the device has read what
   /// lay there before. nullopt if the waiter no longer wants it.
@@ -65,7 +64,7 @@ class BatchUpload {
 
 /// Copies results of an attempt from a device. Used by one thread. Device and stream outlive it. Members
 /// throw DeviceError.
-class Results {
+class Results : base::Unmovable {
  public:
   struct Part {
     const std::byte* from = nullptr;
@@ -74,8 +73,6 @@ class Results {
 
   Results(Device& device, StreamHandle compute) : device_(device), compute_(compute) {}
   ~Results();
-  Results(const Results&) = delete;
-  Results& operator=(const Results&) = delete;
 
   /// Queues the copies behind the work of the compute stream. Returns at least `bytes` of memory, which has
   /// the values when that stream is done and stays until the next call.

@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "base/cuda/device.hpp"
+#include "base/unmovable.hpp"
 #include "engine/device/gradient_shards.hpp"
 #include "engine/device/pinned_pages.hpp"
 #include "engine/replica/replica.hpp"
@@ -33,15 +34,13 @@ namespace accelmgr::device {
 
 /// Used by one thread. Device, binding and the compute stream outlive it. Members throw DeviceError,
 /// and what the runner throws.
-class GradientCopies {
+class GradientCopies : base::Unmovable {
  public:
   /// Registers the slab. If the driver refuses that (a sandbox, or a limit of locked memory),
   /// gradients are staged, and the log says so. Kernels run on `compute`. A wait for the device that takes
   /// longer than `timeout_s` means that it hangs.
   GradientCopies(Device& device, const replica::Binding& binding, StreamHandle compute, double timeout_s);
   ~GradientCopies();
-  GradientCopies(const GradientCopies&) = delete;
-  GradientCopies& operator=(const GradientCopies&) = delete;
 
   /// From the next attempt on, the ranks of `collectives` sum up their gradients. `collectives` outlives this
   /// or the next call of join() or leave().

@@ -19,6 +19,7 @@
 
 #include "base/cuda/device.hpp"
 #include "base/cuda/device_collectives.hpp"
+#include "base/unmovable.hpp"
 #include "engine/replica/replica.hpp"
 #include "engine/session/manifest.hpp"
 #include "engine/session/shards.hpp"
@@ -27,7 +28,7 @@ namespace accelmgr::device {
 
 /// Used by one thread. The constructor's arguments outlive it. Members throw DeviceError, and what the runner
 /// throws.
-class GradientShards {
+class GradientShards : base::Unmovable {
  public:
   /// Members of a GradientCopies.
   struct Parts {
@@ -41,8 +42,6 @@ class GradientShards {
   GradientShards(const Parts& parts, DeviceCollectives& collectives);
   /// Aborts the communicator if an attempt is under way.
   ~GradientShards();
-  GradientShards(const GradientShards&) = delete;
-  GradientShards& operator=(const GradientShards&) = delete;
 
   /// Aborts the communicator if an attempt that was left has work under way.
   void abandon() noexcept;

@@ -16,6 +16,7 @@
 
 #include "base/cuda/device.hpp"
 #include "base/cuda/device_collectives.hpp"
+#include "base/unmovable.hpp"
 #include "engine/replica/replica.hpp"
 #include "engine/session/manifest.hpp"
 #include "engine/session/shards.hpp"
@@ -29,7 +30,7 @@ std::vector<std::span<std::byte>> merge_pages(std::vector<std::span<std::byte>> 
 
 /// Used by one thread. Device, manifest, sink and the compute stream outlive it, and so do places and
 /// targets. Members throw DeviceError.
-class ParameterUpload {
+class ParameterUpload : base::Unmovable {
  public:
   /// `targets` has memory of the device for each parameter that has
   /// its own memory, row-major, and null for one that shares another's. Calls ParameterSource::built() before
@@ -37,8 +38,6 @@ class ParameterUpload {
   ParameterUpload(Device& device, const replica::Binding& binding, std::span<std::byte* const> targets,
                   StreamHandle compute);
   ~ParameterUpload();
-  ParameterUpload(const ParameterUpload&) = delete;
-  ParameterUpload& operator=(const ParameterUpload&) = delete;
 
   /// From now on, load() shares the work with the other ranks of `collectives`, which outlive this or the
   /// next call of join() or leave().

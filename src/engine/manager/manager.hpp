@@ -12,6 +12,7 @@
 #include "accelmgr/config.hpp"
 #include "base/ipc/fork_server_client.hpp"
 #include "base/unique_fd.hpp"
+#include "base/unmovable.hpp"
 #include "engine/manager/checkpoint_writer.hpp"
 #include "engine/manager/chosen_devices.hpp"
 #include "engine/manager/lease.hpp"
@@ -32,7 +33,7 @@ enum class Image {
 
 /// Used by the thread of its loop. It must live until the process ends by _exit(), because its threads use
 /// it.
-class Manager {
+class Manager : base::Unmovable {
  public:
   struct Origin {
     Tenure tenure = Tenure::of_host;
@@ -43,8 +44,6 @@ class Manager {
   /// before any code of the user has run. Throws SystemError.
   Manager(boost::asio::io_context& loop, ChosenDevices chosen, Origin origin,
           std::vector<int> not_for_runners);
-  Manager(const Manager&) = delete;
-  Manager& operator=(const Manager&) = delete;
 
   /// Creates the session, with the values of the checkpoint at `resume` (empty: those of the model), and
   /// starts the loader. Blocks. Throws as SessionOwner::make() does.

@@ -99,101 +99,76 @@ void events(Service& service, const Request& request, const Respond& respond) {
 
 constexpr std::uint64_t longest_step_s = 100'000'000;  // As in the configuration.
 
+Route get(const char* path, Serve serve, const char* answer, const char* summary,
+          std::vector<Parameter> query = {}) {
+  return {.method = "GET",
+          .path = path,
+          .summary = summary,
+          .serve = serve,
+          .query = std::move(query),
+          .answer = answer};
+}
+
+/// What is posted acts.
+Route post(const char* path, Serve serve, const char* answer, const char* summary,
+           std::vector<Parameter> body = {}) {
+  return {.method = "POST",
+          .path = path,
+          .summary = summary,
+          .serve = serve,
+          .acts = true,
+          .body = std::move(body),
+          .answer = answer};
+}
+
+Route acting(Route route) {
+  route.acts = true;
+  return route;
+}
+
+Route opened(Route route) {
+  route.is_open = true;
+  return route;
+}
+
+void openapi(Service& service, const Request& request, const Respond& respond);
+
 const std::vector<Route>& routes() {
   using enum Parameter::Type;
   static const std::vector<Route> all{
-      {.method = "GET",
-       .path = "/",
-       .summary = "The dashboard, for a browser",
-       .serve = dashboard,
-       .answer = "text/html",
-       .is_open = true},
-      {.method = "GET",
-       .path = "/v1/status",
-       .summary = "How the service is",
-       .serve = status,
-       .answer = "Status"},
-      {.method = "GET",
-       .path = "/v1/runners",
-       .summary = "The runners",
-       .serve = runners,
-       .answer = "Runners"},
-      {.method = "GET",
-       .path = "/v1/config",
-       .summary = "The configuration, with the devices that were chosen",
-       .serve = configuration,
-       .acts = true,
-       .answer = "application/yaml"},
-      {.method = "GET",
-       .path = "/v1/steps",
-       .summary = "The last calls of step()",
-       .serve = steps,
-       .query = {{"since", integer, "The number after which they begin; 0: all that are kept"},
-                 {"limit", integer, "How many at most", 1, session::max_step_records}},
-       .answer = "Steps"},
-      {.method = "GET",
-       .path = "/v1/events",
-       .summary = "What happens, as it happens: host, step, incident and closing, as server-sent events",
-       .serve = events,
-       .query = {{"since", position, "The id of an event, or the number of a step, after which they begin"}},
-       .answer = "text/event-stream"},
-      {.method = "GET",
-       .path = "/v1/trace",
-       .summary = "What each thread of the session did, for accelmgr trace",
-       .serve = trace,
-       .query = {{"since", place, "now, or `next` of an earlier answer, after which it begins"}},
-       .answer = "Trace"},
-      {.method = "GET",
-       .path = "/v1/attach",
-       .summary = "Makes the process that asks over a Unix socket the host; for accelmgr's own libraries",
-       .serve = attach,
-       .acts = true,
-       .answer = "application/octet-stream"},
-      {.method = "GET",
-       .path = "/v1/observe",
-       .summary =
-           "Lets the process that asks over a Unix socket read the session; for accelmgr's own libraries",
-       .serve = observe,
-       .answer = "application/octet-stream"},
-      {.method = "POST",
-       .path = "/v1/step",
-       .summary = "Makes steps, if no host drives the session",
-       .serve = step,
-       .acts = true,
-       .body =
+      opened(get("/", dashboard, "text/html", "The dashboard, for a browser")),
+      get("/v1/status", status, "Status", "How the service is"),
+      get("/v1/runners", runners, "Runners", "The runners"),
+      acting(get("/v1/config", configuration, "application/yaml",
+                 "The configuration, with the devices that were chosen")),
+      get("/v1/steps", steps, "Steps", "The last calls of step()",
+          {{"since", integer, "The number after which they begin; 0: all that are kept"},
+           {"limit", integer, "How many at most", 1, session::max_step_records}}),
+      get("/v1/events", events, "text/event-stream",
+          "What happens, as it happens: host, step, incident and closing, as server-sent events",
+          {{"since", position, "The id of an event, or the number of a step, after which they begin"}}),
+      get("/v1/trace", trace, "Trace", "What each thread of the session did, for accelmgr trace",
+          {{"since", place, "now, or `next` of an earlier answer, after which it begins"}}),
+      acting(get("/v1/attach", attach, "application/octet-stream",
+                 "Makes the process that asks over a Unix socket the host; for accelmgr's own libraries")),
+      get("/v1/observe", observe, "application/octet-stream",
+          "Lets the process that asks over a Unix socket read the session; for accelmgr's own libraries"),
+      post("/v1/step", step, "StepsMade", "Makes steps, if no host drives the session",
            {{"count", integer, "How many; 1. At most 1,000 if the request waits", 1, PendingSteps::most},
             {"accumulate", flag, "Whether gradients are added to those that are there; true"},
             {"update", flag,
              "Whether they are inner steps, with the numbers of the last one that a host has made; false"},
             {"wait", flag,
              "Whether the answer comes when they are made; if not, GET /v1/pending tells of them; true"},
-            {"timeout_s", number, "For each step; step_timeout", 0, longest_step_s}},
-       .answer = "StepsMade"},
-      {.method = "GET",
-       .path = "/v1/pending",
-       .summary = "The steps that were begun last without waiting for them, with their results",
-       .serve = pending,
-       .query = {{"since", integer, "How many results are known, and not told; 0"}},
-       .answer = "Pending"},
-      {.method = "POST",
-       .path = "/v1/cancel",
-       .summary = "Ends these steps before the next one; answers when they are over",
-       .serve = cancel,
-       .acts = true,
-       .answer = "Pending"},
-      {.method = "POST",
-       .path = "/v1/zero_grad",
-       .summary = "Sets the gradients to zero, if no host drives the session",
-       .serve = zero_grad,
-       .acts = true,
-       .answer = "Zeroed"},
-      {.method = "POST",
-       .path = "/v1/resize",
-       .summary = "Changes how many runners there are, from the next step on",
-       .serve = resize,
-       .acts = true,
-       .body = {{"runners", integer, "How many, at most runners.max_runners", 1, session::max_ranks, true}},
-       .answer = "Runners"},
+            {"timeout_s", number, "For each step; step_timeout", 0, longest_step_s}}),
+      get("/v1/pending", pending, "Pending",
+          "The steps that were begun last without waiting for them, with their results",
+          {{"since", integer, "How many results are known, and not told; 0"}}),
+      post("/v1/cancel", cancel, "Pending",
+           "Ends these steps before the next one; answers when they are over"),
+      post("/v1/zero_grad", zero_grad, "Zeroed", "Sets the gradients to zero, if no host drives the session"),
+      post("/v1/resize", resize, "Runners", "Changes how many runners there are, from the next step on",
+           {{"runners", integer, "How many, at most runners.max_runners", 1, session::max_ranks, true}}),
       {.method = "POST",
        .path = "/v1/restart",
        .summary = "Replaces a runner; a step that it leaves is tried again",
@@ -201,44 +176,19 @@ const std::vector<Route>& routes() {
        .acts = true,
        .query = {{"rank", integer, "Its rank", 0, session::max_ranks - 1, true}},
        .answer = "Runners"},
-      {.method = "POST",
-       .path = "/v1/checkpoint",
-       .summary = "Writes a checkpoint; a host that drives the session is asked to, with its optimizer",
-       .serve = checkpoint,
-       .acts = true,
-       .body = {{"timeout_s", number, "Until when it must be written; 60", 0, longest_step_s}},
-       .answer = "Checkpoint"},
-      {.method = "POST",
-       .path = "/v1/stop",
-       .summary = "Ends the service",
-       .serve = stop,
-       .acts = true,
-       .answer = "Stopping"},
-      {.method = "GET",
-       .path = "/healthz",
-       .summary = "The service is alive",
-       .serve = healthz,
-       .answer = "Alive",
-       .is_open = true},
-      {.method = "GET",
-       .path = "/readyz",
-       .summary = "A step could be made",
-       .serve = readyz,
-       .answer = "Ready"},
-      {.method = "GET",
-       .path = "/metrics",
-       .summary = "Figures in the text format of Prometheus",
-       .serve = metrics,
-       .answer = "text/plain"},
-      {.method = "GET",
-       .path = "/openapi.json",
-       .summary = "This description",
-       .serve =
-           [](Service& service, const Request&, const Respond& respond) {
-             respond({.body = openapi_of(routes(), service.manager().session().ranks() - 1)});
-           },
-       .answer = "OpenApi"}};
+      post("/v1/checkpoint", checkpoint, "Checkpoint",
+           "Writes a checkpoint; a host that drives the session is asked to, with its optimizer",
+           {{"timeout_s", number, "Until when it must be written; 60", 0, longest_step_s}}),
+      post("/v1/stop", stop, "Stopping", "Ends the service"),
+      opened(get("/healthz", healthz, "Alive", "The service is alive")),
+      get("/readyz", readyz, "Ready", "A step could be made"),
+      get("/metrics", metrics, "text/plain", "Figures in the text format of Prometheus"),
+      get("/openapi.json", openapi, "OpenApi", "This description")};
   return all;
+}
+
+void openapi(Service& service, const Request&, const Respond& respond) {
+  respond({.body = openapi_of(routes(), service.manager().session().ranks() - 1)});
 }
 
 /// Throws Problem if there is no such route.

@@ -13,6 +13,7 @@
 #include <variant>
 
 #include "base/unique_fd.hpp"
+#include "base/unmovable.hpp"
 #include "engine/service/peer.hpp"
 #include "engine/service/request.hpp"
 #include "engine/service/token.hpp"
@@ -30,7 +31,7 @@ struct HttpLimits {
 };
 
 /// Used by the thread of its loop. Does not block.
-class HttpServer {
+class HttpServer : base::Unmovable {
  public:
   using Handler = std::function<void(const Request&, Respond)>;
 
@@ -39,8 +40,6 @@ class HttpServer {
   HttpServer(boost::asio::io_context& loop, base::UniqueFd socket, std::variant<Access, Token> guard,
              HttpLimits limits, Handler handler);
   ~HttpServer();
-  HttpServer(const HttpServer&) = delete;
-  HttpServer& operator=(const HttpServer&) = delete;
 
  private:
   struct Shared;

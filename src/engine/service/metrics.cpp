@@ -23,10 +23,13 @@ class Text {
     name_ = name;
     fmt::format_to(std::back_inserter(text_), "# HELP {0} {2}\n# TYPE {0} {1}\n", name, type, help);
   }
-  void sample(double value) { sample("", "", value); }
   void sample(std::string_view labels, double value) { sample("", labels, value); }
+  /// A family of one sample.
+  void counter(const char* name, const char* help, double value) { one(name, "counter", help, value); }
+  void gauge(const char* name, const char* help, double value) { one(name, "gauge", help, value); }
   /// Returns the number of durations.
-  std::uint64_t histogram(const session::Durations& durations) {
+  std::uint64_t histogram(const char* name, const char* help, const session::Durations& durations) {
+    family(name, "histogram", help);
     std::uint64_t count = 0;
     for (std::size_t i = 0; i < std::size(durations.in_bucket); ++i) {
       count += durations.in_bucket[i];
@@ -43,6 +46,10 @@ class Text {
   std::string take() { return std::move(text_); }
 
  private:
+  void one(const char* name, const char* type, const char* help, double value) {
+    family(name, type, help);
+    sample("", value);
+  }
   static std::string number(double value) {
     if (std::isnan(value)) return "NaN";
     if (std::isinf(value)) return value > 0 ? "+Inf" : "-Inf";
@@ -65,28 +72,20 @@ void add_steps(Text& text, const session::Session& session) {
   for (std::size_t status = 0; status < session::step_statuses; ++status)
     text.sample(fmt::format("status=\"{}\"", to_string(static_cast<StepStatus>(status))),
                 double(totals.calls[status]));
-  text.family("accelmgr_step_duration_seconds", "histogram",
-              "From the call of step() to its return, if it counted.");
-  const auto counted = text.histogram(totals.duration);
-  text.family("accelmgr_step_compute_seconds", "histogram", "Forward and backward of the slowest runner.");
-  text.histogram(totals.compute);
-  text.family("accelmgr_step_reduce_seconds", "histogram", "Reduction of the slowest runner.");
-  text.histogram(totals.reduce);
-  text.family("accelmgr_step_wait_seconds", "histogram",
-              "The rest of a step: waiting for data and processes.");
-  text.histogram(totals.wait);
-  text.family("accelmgr_step_data_seconds", "histogram",
-              "How long the runner that waited longest for batches did so.");
-  text.histogram(totals.data);
-  if (counted > 0) {
-    text.family("accelmgr_loss", "gauge", "Mean loss of the last step that counted.");
-    text.sample(totals.last_loss);
-  }
-  text.family("accelmgr_committed_steps_total", "counter",
-              "Steps of the run, with those before it was resumed.");
-  text.sample(double(counters.steps));
-  text.family("accelmgr_samples_total", "counter", "Samples of these steps.");
-  text.sample(double(counters.samples));
+  const auto counted =
+      text.histogram("accelmgr_step_duration_seconds",
+                     "From the call of step() to its return, if it counted.", totals.duration);
+  text.histogram("accelmgr_step_compute_seconds", "Forward and backward of the slowest runner.",
+                 totals.compute);
+  text.histogram("accelmgr_step_reduce_seconds", "Reduction of the slowest runner.", totals.reduce);
+  text.histogram("accelmgr_step_wait_seconds", "The rest of a step: waiting for data and processes.",
+                 totals.wait);
+  text.histogram("accelmgr_step_data_seconds", "How long the runner that waited longest for batches did so.",
+                 totals.data);
+  if (counted > 0) text.gauge("accelmgr_loss", "Mean loss of the last step that counted.", totals.last_loss);
+  text.counter("accelmgr_committed_steps_total", "Steps of the run, with those before it was resumed.",
+               double(counters.steps));
+  text.counter("accelmgr_samples_total", "Samples of these steps.", double(counters.samples));
 }
 
 void add_runners(Text& text, Service& service) {
@@ -111,11 +110,10 @@ void add_runners(Text& text, Service& service) {
     if (session.record(rank).state.load() == session::RunnerState::ready)
       text.sample(label, timing::seconds(service.manager().supervisor().silent_ns(rank)));
   });
-  text.family("accelmgr_incidents_total", "counter", "Processes of the session that were lost.");
-  text.sample(double(control.incidents.load()));
-  text.family("accelmgr_runner_restarts_total", "counter",
-              "Runners that were started in the place of lost ones.");
-  text.sample(double(control.replacements.load()));
+  text.counter("accelmgr_incidents_total", "Processes of the session that were lost.",
+               double(control.incidents.load()));
+  text.counter("accelmgr_runner_restarts_total", "Runners that were started in the place of lost ones.",
+               double(control.replacements.load()));
 }
 
 void add_service(Text& text, Service& service) {
@@ -123,14 +121,12 @@ void add_service(Text& text, Service& service) {
   const auto lease = service.manager().lease().standing();
   text.family("accelmgr_build_info", "gauge", "The version of accelmgr; always 1.");
   text.sample("version=\"" ACCELMGR_VERSION "\"", 1);
-  text.family("accelmgr_ready", "gauge", "1: a step could be made.");
-  text.sample(!why_not_ready(service));
-  text.family("accelmgr_host_attached", "gauge", "1: a host drives the session.");
-  text.sample(lease.has_host());
-  text.family("accelmgr_parameter_version", "gauge", "Grows with every update; odd while one is written.");
-  text.sample(double(session.control().parameter_version.load()));
-  text.family("accelmgr_session_bytes", "gauge", "Shared memory of the session.");
-  text.sample(double(session.used_bytes(__builtin_popcount(session.control().team.load()))));
+  text.gauge("accelmgr_ready", "1: a step could be made.", !why_not_ready(service));
+  text.gauge("accelmgr_host_attached", "1: a host drives the session.", lease.has_host());
+  text.gauge("accelmgr_parameter_version", "Grows with every update; odd while one is written.",
+             double(session.control().parameter_version.load()));
+  text.gauge("accelmgr_session_bytes", "Shared memory of the session.",
+             double(session.used_bytes(__builtin_popcount(session.control().team.load()))));
 }
 
 /// Samples of the processes that live.

@@ -28,12 +28,14 @@ struct Parameter {
   bool required = false;
 };
 
+/// Serves a request that was checked, or throws Problem. Does not block: `respond` may be called later.
+using Serve = void (*)(Service&, const Request&, const Respond&);
+
 struct Route {
   const char* method;
   const char* path;
   const char* summary;
-  /// Serves a request that was checked, or throws Problem. Does not block: `respond` may be called later.
-  void (*serve)(Service&, const Request&, const Respond&);
+  Serve serve;
   bool acts = false;  ///< It is served by the supervisor's thread. Others only read, by the clients' thread.
   std::vector<Parameter> query{};
   std::vector<Parameter> body{};

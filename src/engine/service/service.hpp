@@ -25,6 +25,7 @@
 #include "accelmgr/config.hpp"
 #include "base/clock.hpp"
 #include "base/config/loader.hpp"
+#include "base/unmovable.hpp"
 #include "engine/client/checkpoints.hpp"
 #include "engine/manager/manager.hpp"
 #include "engine/service/events.hpp"
@@ -59,11 +60,9 @@ struct ServeOptions {
                         const std::function<void(const std::string&)>& say);
 
 /// Used by the thread of its loop, except for what is marked.
-class Service {
+class Service : base::Unmovable {
  public:
   Service(boost::asio::io_context& loop, const Config& config, const ServeOptions& options);
-  Service(const Service&) = delete;
-  Service& operator=(const Service&) = delete;
 
   /// Makes the session, listens, and starts the runners. Blocks while the model and the data source are made.
   void begin(const std::function<void(const std::string&)>& say);

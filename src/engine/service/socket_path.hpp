@@ -7,13 +7,14 @@
 #include <string>
 
 #include "base/unique_fd.hpp"
+#include "base/unmovable.hpp"
 
 namespace accelmgr::service {
 
 /// For another service that begins to listen in the same folder, which takes less than a millisecond.
 inline constexpr double folder_patience_s = 5;
 
-class SocketPath {
+class SocketPath : base::Unmovable {
  public:
   /// Listens at `path`. Only this user may connect, and the members of `group` if there is one. Replaces a
   /// socket that a killed service has left. Throws ConfigError: the path is too long, another service listens
@@ -22,8 +23,6 @@ class SocketPath {
   SocketPath(const std::string& path, std::optional<gid_t> group, double patience_s = folder_patience_s);
   /// Removes the path, unless it is another service's by now.
   ~SocketPath();
-  SocketPath(const SocketPath&) = delete;
-  SocketPath& operator=(const SocketPath&) = delete;
 
   int fd() const noexcept { return fd_.get(); }
   base::UniqueFd take() noexcept { return std::move(fd_); }

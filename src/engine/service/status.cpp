@@ -7,6 +7,7 @@
 #include <iterator>
 #include <nlohmann/json.hpp>
 
+#include "base/enum_names.hpp"
 #include "base/ipc/process.hpp"
 #include "base/timing.hpp"
 #include "engine/session/step_fields.hpp"
@@ -20,19 +21,8 @@ using manager::Lease;
 using nlohmann::json;
 
 const char* name_of(session::RunnerState state) {
-  switch (state) {
-    case session::RunnerState::absent:
-      return "absent";
-    case session::RunnerState::starting:
-      return "starting";
-    case session::RunnerState::ready:
-      return "ready";
-    case session::RunnerState::retiring:
-      return "retiring";
-    case session::RunnerState::lost:
-      return "lost";
-  }
-  return "unknown";
+  static constexpr const char* names[]{"absent", "starting", "ready", "retiring", "lost"};
+  return base::enum_name<session::RunnerState::lost>(names, state);
 }
 
 }  // namespace

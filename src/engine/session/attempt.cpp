@@ -106,8 +106,8 @@ bool updates_tensor(const Session& session, std::size_t tensor, std::uint64_t at
 }
 
 std::uint64_t applied_step(const Session& session) noexcept {
-  const std::uint64_t in_session = session.counters(session.word().index).applied_step;
-  return std::max(in_session, session.control().applied_step.load());
+  const std::uint64_t in_session = session.counters(session.word().index).updated_step;
+  return std::max(in_session, session.control().host_applied_step.load());
 }
 
 bool close_if_over(const View& view, std::uint64_t attempt) noexcept {

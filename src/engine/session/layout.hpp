@@ -287,12 +287,12 @@ struct HostControl {
   /// The gradients in the master are those of the committed steps after this one.
   std::atomic<std::uint64_t> zeroed_step;
   /// The last step after which a host has begun to write parameters, or to zero the gradients.
-  std::atomic<std::uint64_t> applied_step;
+  std::atomic<std::uint64_t> host_applied_step;
   std::atomic<std::uint64_t>
       writes;  ///< How often the caller itself has marked a write of parameters as whole.
   /// 1: the snapshot has the parameters as they were before the last write.
   std::atomic<std::uint32_t> snapshot_is_whole;
-  std::atomic<std::uint64_t> snapshot_applied_step;  ///< `applied_step` of the snapshot's parameters.
+  std::atomic<std::uint64_t> snapshot_applied_step;  ///< `host_applied_step` of the snapshot's parameters.
   /// Bytes of the gradients of unfrozen parameters, on top of TensorBytes::gradients; and in each slab, on
   /// top of TensorBytes::slab.
   std::atomic<std::uint64_t> unfrozen_bytes, unfrozen_slab_bytes;
@@ -479,7 +479,7 @@ struct Counters {
   Count skips;         ///< Attempts whose batches were consumed without a step.
   Count elements;      ///< Data cursor: committed attempts consumed the source's first `elements`.
   Count participants;  ///< RankMask of the last committed attempt.
-  Count applied_step;  ///< The last step whose attempt has updated the parameters.
+  Count updated_step;  ///< The last step whose attempt has updated the parameters.
   LossScale loss_scale;
   /// A bound of the gradients that steps have written into the master (SumRange::master). It does not cover
   /// what the host writes there.

@@ -219,7 +219,7 @@ void Reduction::publish_counters(const Request& request, std::uint64_t attempt) 
   const auto updates_after = session_->updates(valid ^ 1);
   for (std::size_t i = 0; i < updates_after.size(); ++i)
     updates_after[i] = updates_before[i] + (updates && updates_tensor(*session_, i, attempt) ? 1 : 0);
-  after.applied_step = updates ? std::uint64_t{after.steps} : std::uint64_t{before.applied_step};
+  after.updated_step = updates ? std::uint64_t{after.steps} : std::uint64_t{before.updated_step};
   after.gradient_range = gradient_range_after(*session_, request, total);
   after.loss_scale = request.skip != 0 || total.nonfinite ? before.loss_scale : request.next_loss_scale;
   for (int rank = 0; rank < session_->ranks(); ++rank) {

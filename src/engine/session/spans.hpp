@@ -13,6 +13,7 @@
 #include <optional>
 
 #include "base/clock.hpp"
+#include "base/unmovable.hpp"
 #include "engine/session/layout.hpp"
 
 namespace accelmgr::session {
@@ -41,7 +42,7 @@ class SpanWriter {
 };
 
 /// Records a span from its construction to its destruction. Scopes nest.
-class SpanScope {
+class SpanScope : base::Unmovable {
  public:
   SpanScope(const SpanWriter& spans, Activity activity, std::uint64_t step,
             std::int64_t begin_ns = base::now_ns()) noexcept
@@ -56,8 +57,6 @@ class SpanScope {
                    .activity = activity_});
   }
   void set_attempt(std::uint64_t attempt) noexcept { attempt_ = attempt; }
-  SpanScope(const SpanScope&) = delete;
-  SpanScope& operator=(const SpanScope&) = delete;
 
  private:
   const SpanWriter& spans_;

@@ -1,7 +1,5 @@
 #include "launcher/agent/node_link.hpp"
 
-#include <signal.h>
-
 #include <boost/asio/executor_work_guard.hpp>
 #include <boost/asio/post.hpp>
 #include <chrono>
@@ -11,27 +9,14 @@
 #include <thread>
 #include <utility>
 
+#include "base/ipc/uninterrupted.hpp"
+
 namespace accelmgr::agent {
 namespace {
 
 constexpr std::chrono::milliseconds look_again{200};
 constexpr std::chrono::milliseconds meet_again{50};
 constexpr double leave_s = 3;
-
-class SignalsBlocked {
- public:
-  SignalsBlocked() {
-    sigset_t all;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before_);
-  }
-  ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-  SignalsBlocked(const SignalsBlocked&) = delete;
-  SignalsBlocked& operator=(const SignalsBlocked&) = delete;
-
- private:
-  sigset_t before_{};
-};
 
 }  // namespace
 
@@ -173,7 +158,7 @@ NodeLink::NodeLink(boost::asio::io_context& loop, OpenStore open, Node self, dou
                    NodeEvents events)
     : shared_(std::make_shared<Shared>(loop, std::move(open), std::move(self), rendezvous_timeout_s,
                                        std::move(events))) {
-  const SignalsBlocked blocked;  // New threads inherit the mask: only the loop's thread handles signals.
+  const ipc::SignalsBlocked blocked;  // New threads inherit the mask: only the loop's thread handles signals.
   std::thread([shared = shared_] { shared->run(); }).detach();
 }
 

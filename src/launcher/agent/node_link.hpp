@@ -10,6 +10,7 @@
 #include <string>
 
 #include "base/clock.hpp"
+#include "base/unmovable.hpp"
 #include "launcher/agent/nodes.hpp"
 #include "launcher/distributed/store/tcp_store.hpp"
 
@@ -24,7 +25,7 @@ struct NodeEvents {
 };
 
 /// Only the thread of the loop may call. No call but close() blocks.
-class NodeLink {
+class NodeLink : base::Unmovable {
  public:
   using OpenStore = std::function<std::unique_ptr<distributed::TcpStore>()>;
 
@@ -33,8 +34,6 @@ class NodeLink {
            NodeEvents events);
   /// close() with a deadline of one second.
   ~NodeLink();
-  NodeLink(const NodeLink&) = delete;
-  NodeLink& operator=(const NodeLink&) = delete;
 
   // Reports to the other nodes. After failed() the event `outcome` comes; it may carry an earlier failure of
   // another node.

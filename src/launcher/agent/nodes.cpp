@@ -9,40 +9,21 @@
 
 #include "accelmgr/communicator.hpp"
 #include "accelmgr/errors.hpp"
+#include "base/checked_fields.hpp"
 #include "base/ipc/wait_ready.hpp"
 #include "launcher/agent/report_file.hpp"
 
 namespace accelmgr::agent {
+
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Node, nnodes, min_nodes, node_rank, nprocs, max_restarts, backend, host,
+                                   pid)
+
 namespace {
 
 constexpr double read_s = 5;  // For keys that are known to be set.
 constexpr double leave_again_s = 0.02;
 
-std::string written(const nlohmann::json& value) {
-  return value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-}
-
-std::string text_of(const Node& node) {
-  return written({{"nnodes", node.nnodes},
-                  {"min_nodes", node.min_nodes},
-                  {"node_rank", node.node_rank},
-                  {"nprocs", node.nprocs},
-                  {"max_restarts", node.max_restarts},
-                  {"backend", node.backend},
-                  {"host", node.host},
-                  {"pid", node.pid}});
-}
-
-Node node_from(const nlohmann::json& value) {
-  return {.nnodes = value.at("nnodes"),
-          .min_nodes = value.at("min_nodes"),
-          .node_rank = value.at("node_rank"),
-          .nprocs = value.at("nprocs"),
-          .max_restarts = value.at("max_restarts"),
-          .backend = value.at("backend"),
-          .host = value.at("host"),
-          .pid = value.at("pid")};
-}
+Node node_from(const std::string& text) { return nlohmann::json::parse(text); }
 
 std::string name_of(int node_rank, const Node& node) {
   return fmt::format("node {} (host {}, pid {})", node_rank, node.host, node.pid);
@@ -128,12 +109,12 @@ void Nodes::claim_place() {
   if (self_.is_elastic() && agent_ > 0)
     agent_ = static_cast<int>(store_.add(key("agents"), 1));
   else if (store_.add(key("claims/" + place_of(agent_)), 1) > 1) {
-    const auto other = node_from(nlohmann::json::parse(read(place_of(agent_))));
+    const auto other = node_from(read(place_of(agent_)));
     throw ConfigError(fmt::format("--node-rank {} is already taken on host {} (agent of pid {})",
                                   self_.node_rank, other.host, other.pid),
                       "launch.node_rank");
   }
-  store_.set(key(place_of(agent_)), text_of(self_));
+  store_.set(key(place_of(agent_)), base::json_text(self_));
   claimed_ = true;
 }
 
@@ -143,7 +124,7 @@ void Nodes::check_contradictions() {
   if (store_.has(key("missing"))) throw SessionError(read("missing"));
   if (const auto why = stopped()) throw SessionError("the launch was stopped: " + why->what);
   if (agent_ == 0 || known_.contains(0) || !store_.has(key("node", 0))) return;
-  known_[0] = node_from(nlohmann::json::parse(read("node/0")));
+  known_[0] = node_from(read("node/0"));
   const auto what = difference(0, known_[0], self_.node_rank, self_);
   if (!what.empty()) contradict(what);
 }
@@ -159,7 +140,7 @@ bool Nodes::is_candidate(int agent) {
   const auto place = place_of(agent);
   if (!known_.contains(agent)) {
     if (!store_.has(key(place))) return false;
-    known_[agent] = node_from(nlohmann::json::parse(read(place)));
+    known_[agent] = node_from(read(place));
   }
   const auto what = difference(0, self_, known_[agent].node_rank, known_[agent]);
   if (!self_.is_elastic()) {
@@ -191,21 +172,21 @@ std::optional<World> Nodes::collect(int attempt, bool longer) {
 }
 
 void Nodes::announce(const World& world) {
-  nlohmann::json nodes = nlohmann::json::array();
-  for (const auto& node : world.nodes) nodes.push_back(nlohmann::json::parse(text_of(node)));
   store_.set(key("world", world.attempt),
-             written({{"nodes", nodes}, {"agents", world.agents}, {"run_id", world.run_id}}));
+             base::json_text({{"nodes", world.nodes}, {"agents", world.agents}, {"run_id", world.run_id}}));
   store_.set(key("latest"), std::to_string(world.attempt));
 }
 
 std::optional<World> Nodes::follow(int attempt) {
   if (!store_.has(key("world", attempt))) return std::nullopt;
   const auto value = nlohmann::json::parse(read(fmt::format("world/{}", attempt)));
-  World world{.agents = value.at("agents"), .attempt = attempt, .run_id = value.at("run_id")};
+  World world{.nodes = value.at("nodes"),
+              .agents = value.at("agents"),
+              .attempt = attempt,
+              .run_id = value.at("run_id")};
   const auto own = std::ranges::find(world.agents, agent_);
   if (own == world.agents.end()) return std::nullopt;
   world.node_rank = static_cast<int>(own - world.agents.begin());
-  for (const auto& node : value.at("nodes")) world.nodes.push_back(node_from(node));
   beats_.clear();
   return world_ = std::move(world);
 }
@@ -224,7 +205,7 @@ SessionError Nodes::missing(const std::string& address, double waited_s) {
       did_not.push_back(fmt::format("node {}", agent));
       continue;
     }
-    const auto node = agent == agent_ ? self_ : node_from(nlohmann::json::parse(read(place_of(agent))));
+    const auto node = agent == agent_ ? self_ : node_from(read(place_of(agent)));
     came.push_back(name_of(node.node_rank, node));
   }
   const auto what =
@@ -319,7 +300,9 @@ void Nodes::admit_newcomers() {
                                name_of(known_[agent].node_rank, known_[agent]) + " came"));
 }
 
-void Nodes::change(const Failure& why) { store_.set(key(of_attempt("changed")), written(to_json(why))); }
+void Nodes::change(const Failure& why) {
+  store_.set(key(of_attempt("changed")), base::json_text(to_json(why)));
+}
 
 bool Nodes::is_lost(int agent) { return self_.is_elastic() && store_.has(key("lost", agent)); }
 
@@ -330,19 +313,19 @@ bool Nodes::all_have(const std::string& name) {
 
 void Nodes::report_failed(const Failure& failure) {
   if (store_.add(key(of_attempt("failures")), 1) == 1)
-    store_.set(key(of_attempt("first")), written(to_json(failure)));
+    store_.set(key(of_attempt("first")), base::json_text(to_json(failure)));
 }
 
 void Nodes::report_done() { store_.set(key(of_attempt("done"), agent_), "1"); }
 
 void Nodes::stop(const Failure& why) {
-  if (store_.add(key("stops"), 1) == 1) store_.set(key("stop"), written(to_json(why)));
+  if (store_.add(key("stops"), 1) == 1) store_.set(key("stop"), base::json_text(to_json(why)));
 }
 
 void Nodes::report_ended(const EndedNode& ended) {
   nlohmann::json later = nlohmann::json::array();
   for (const auto& failure : ended.later) later.push_back(to_json(failure));
-  store_.set(key(of_attempt("ended"), agent_), written({{"ended", ended.ended}, {"later", later}}));
+  store_.set(key(of_attempt("ended"), agent_), base::json_text({{"ended", ended.ended}, {"later", later}}));
 }
 
 std::optional<EndedNode> Nodes::all_ended() {

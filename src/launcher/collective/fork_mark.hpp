@@ -5,9 +5,11 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "base/unmovable.hpp"
+
 namespace accelmgr::collective {
 
-class ForkMark {
+class ForkMark : base::Unmovable {
  public:
   ForkMark() noexcept {
     void* page = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -19,8 +21,6 @@ class ForkMark {
     mark_ = static_cast<volatile int*>(page);
     *mark_ = 1;
   }
-  ForkMark(const ForkMark&) = delete;
-  ForkMark& operator=(const ForkMark&) = delete;
   ~ForkMark() {
     if (mark_ != nullptr) munmap(const_cast<int*>(mark_), bytes);
   }

@@ -14,15 +14,11 @@ at::Tensor broadcast_tensor(const Members& members, const at::Tensor& tensor, in
   const auto mine = dense(tensor, "broadcast");
   const bool is_source = members.communicator->rank() == src;
   auto data = is_source ? mine : empty_like(mine, mine.sizes());
-  return carried(
-      mine, std::move(data),
-      [&](const Array& from, void* to) {
-        if (is_source && to != from.data) std::memcpy(to, from.data, from.count() * size_of(from.dtype));
-        broadcast(members, from, to, src);
-      },
-      [&](const Array& like, void* to, const OnDevice& where) {
-        return members.device_group().broadcast(like, to, src, where);
-      });
+  return carried(mine, std::move(data), [&](const Array& from, void* to, const OnDevice* place) {
+    if (is_source && place == nullptr && to != from.data)
+      std::memcpy(to, from.data, from.count() * size_of(from.dtype));
+    return broadcast(members, from, to, src, place);
+  });
 }
 
 /// Keeps the dense tensor in `source`; the returned array refers to its memory.

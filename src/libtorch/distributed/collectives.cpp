@@ -21,11 +21,9 @@ at::Tensor reduced(const at::Tensor& tensor, const std::string& op, const GroupA
   const auto members = members_of(group);
   if (!members.communicate()) return tensor;
   const auto in = dense(tensor, "all_reduce");
-  return carried(
-      in, place(in), [&](const Array& mine, void* out) { all_reduce(members, mine, out, operation); },
-      [&](const Array& mine, void* out, const OnDevice& where) {
-        return members.device_group().all_reduce(mine, out, operation, where);
-      });
+  return carried(in, place(in), [&](const Array& mine, void* out, const OnDevice* where) {
+    return all_reduce(members, mine, out, operation, where);
+  });
 }
 
 }  // namespace
@@ -50,11 +48,9 @@ at::Tensor all_gather(const at::Tensor& tensor, const GroupArgument& group) {
   const auto in = dense(tensor, "all_gather");
   auto shape = in.dim() == 0 ? std::vector<std::int64_t>{1} : in.sizes().vec();
   shape[0] *= members.communicator->size();
-  return carried(
-      in, empty_like(in, shape), [&](const Array& mine, void* out) { all_gather(members, mine, out); },
-      [&](const Array& mine, void* out, const OnDevice& where) {
-        return members.device_group().all_gather(mine, out, where);
-      });
+  return carried(in, empty_like(in, shape), [&](const Array& mine, void* out, const OnDevice* place) {
+    return all_gather(members, mine, out, place);
+  });
 }
 
 at::Tensor all_gather(double number, const GroupArgument& group) {
@@ -68,21 +64,16 @@ at::Tensor reduce_scatter(const at::Tensor& tensor, const std::string& op, const
   const auto in = dense(tensor, "reduce_scatter");
   auto shape = in.sizes().vec();
   if (!shape.empty()) shape[0] /= members.communicator->size();
-  return carried(
-      in, empty_like(in, shape),
-      [&](const Array& mine, void* out) { reduce_scatter(members, mine, out, operation); },
-      [&](const Array& mine, void* out, const OnDevice& where) {
-        return members.device_group().reduce_scatter(mine, out, operation, where);
-      });
+  return carried(in, empty_like(in, shape), [&](const Array& mine, void* out, const OnDevice* place) {
+    return reduce_scatter(members, mine, out, operation, place);
+  });
 }
 
 at::Tensor exchange_blocks(const at::Tensor& tensor, const Members& members) {
   const auto in = dense(tensor, "all_to_all");
-  return carried(
-      in, empty_like(in, in.sizes()), [&](const Array& mine, void* out) { all_to_all(members, mine, out); },
-      [&](const Array& mine, void* out, const OnDevice& where) {
-        return members.device_group().all_to_all(mine, out, where);
-      });
+  return carried(in, empty_like(in, in.sizes()), [&](const Array& mine, void* out, const OnDevice* place) {
+    return all_to_all(members, mine, out, place);
+  });
 }
 
 }  // namespace accelmgr::distributed

@@ -64,18 +64,18 @@ at::Tensor empty_like(const at::Tensor& tensor, at::IntArrayRef shape) {
   return at::empty(shape, tensor.options().requires_grad(false));
 }
 
-at::Tensor carried(const at::Tensor& source, at::Tensor result, const OnHost& on_host, const OnGpu& on_gpu) {
+at::Tensor carried(const at::Tensor& source, at::Tensor result, const Collective& collective) {
   if (source.is_cpu()) {
-    on_host(array_of(source), result.mutable_data_ptr());
+    collective(array_of(source), result.mutable_data_ptr(), nullptr);
     return result;
   }
   const c10::DeviceGuard guard(source.device());
   const auto stream = c10::impl::VirtualGuardImpl(source.device().type()).getStream(source.device());
   const OnDevice place{source.device().index(), static_cast<device::StreamHandle>(stream.native_handle())};
-  if (on_gpu(array_of(source), result.mutable_data_ptr(), place)) return result;
+  if (collective(array_of(source), result.mutable_data_ptr(), &place)) return result;
   const auto mine = source.cpu();
   auto received = at::empty(result.sizes(), mine.options());
-  on_host(array_of(mine), received.mutable_data_ptr());
+  collective(array_of(mine), received.mutable_data_ptr(), nullptr);
   return result.copy_(received);
 }
 

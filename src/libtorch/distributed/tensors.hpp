@@ -6,7 +6,6 @@
 #include <functional>
 #include <string_view>
 
-#include "launcher/distributed/arrays/device_group.hpp"
 #include "launcher/distributed/collectives/arrays.hpp"
 
 namespace accelmgr::distributed {
@@ -28,14 +27,12 @@ Array array_of(const at::Tensor& dense_tensor);
 /// A new tensor with the dtype and device of `tensor` and the given shape.
 at::Tensor empty_like(const at::Tensor& tensor, at::IntArrayRef shape);
 
-/// A collective in CPU memory: takes a source and the memory for its result.
-using OnHost = std::function<void(const Array&, void* out)>;
-/// A collective on a GPU. False: no member did anything, and it must go through CPU memory.
-using OnGpu = std::function<bool(const Array&, void* out, const OnDevice&)>;
+/// A collective of arrays.hpp, of a source and the memory for its result.
+using Collective = std::function<bool(const Array&, void* out, const OnDevice* place)>;
 
 /// Makes the collective where `source`, from dense(), is. Returns `result`, which is on the same device and
 /// may be `source` itself.
-at::Tensor carried(const at::Tensor& source, at::Tensor result, const OnHost& on_host, const OnGpu& on_gpu);
+at::Tensor carried(const at::Tensor& source, at::Tensor result, const Collective& collective);
 
 /// all_to_all() without autograd, among members that communicate.
 at::Tensor exchange_blocks(const at::Tensor& tensor, const Members& members);

@@ -1,5 +1,6 @@
 // Implements the libtorch interface of the floor `distributed`: c10d's store, CUDA devices.
 #include "launcher/distributed/store/torch.hpp"
+#include "base/unmovable.hpp"
 
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/util/Logging.h>
@@ -16,7 +17,7 @@ using std::chrono::milliseconds;
 /// While one exists, torch logs no warnings. torch would log a stack of twenty lines when a store answers
 /// late or is gone; the caller of accelmgr gets an exception instead. The log level belongs to the whole
 /// process: the first object raises it to errors, the last one restores it.
-class MutedWarnings {
+class MutedWarnings : base::Unmovable {
  public:
   MutedWarnings() {
     const std::lock_guard lock(mutex);
@@ -28,8 +29,6 @@ class MutedWarnings {
     const std::lock_guard lock(mutex);
     if (--count == 0) FLAGS_caffe2_log_level = level_before;
   }
-  MutedWarnings(const MutedWarnings&) = delete;
-  MutedWarnings& operator=(const MutedWarnings&) = delete;
 
  private:
   static constexpr int errors_only = 2;

@@ -18,6 +18,7 @@
 #include <memory>
 #include <vector>
 
+#include "base/unmovable.hpp"
 #include "engine/replica/replica.hpp"
 
 namespace accelmgr::libtorch {
@@ -26,7 +27,7 @@ namespace accelmgr::libtorch {
 at::Tensor dense_gradient(const at::Tensor& parameter);
 
 /// Used by one thread; hooks run on the thread that computes backward().
-class GradientHooks {
+class GradientHooks : base::Unmovable {
  public:
   /// Called with the index of a parameter whose `.grad` is complete in this micro-batch.
   using Completed = std::function<void(std::size_t index, const at::Tensor& parameter)>;
@@ -37,8 +38,6 @@ class GradientHooks {
   /// Leaves `.grad` as it is.
   GradientHooks(std::vector<at::Tensor> parameters, Completed completed);
   ~GradientHooks();
-  GradientHooks(const GradientHooks&) = delete;
-  GradientHooks& operator=(const GradientHooks&) = delete;
 
   /// Call it before an attempt. Drops gradients that an aborted attempt left in `.grad`.
   void begin();

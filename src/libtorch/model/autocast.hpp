@@ -4,18 +4,17 @@
 #include <c10/core/DeviceType.h>
 
 #include "accelmgr/config.hpp"
+#include "base/unmovable.hpp"
 
 namespace accelmgr::model {
 
 /// While an object exists, operators that this thread calls on `device` cast their inputs to that dtype where
 /// torch considers that safe. Put it around forward() and the loss, not around backward(). AutocastScope with
 /// `off` does nothing. Scopes nest.
-class AutocastScope {
+class AutocastScope : base::Unmovable {
  public:
   explicit AutocastScope(Autocast autocast, c10::DeviceType device = c10::DeviceType::CPU);
   ~AutocastScope();
-  AutocastScope(const AutocastScope&) = delete;
-  AutocastScope& operator=(const AutocastScope&) = delete;
 
  private:
   bool on_;

@@ -9,7 +9,6 @@ import logging
 import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -622,9 +621,7 @@ class Manager(InnerDriver):
             self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *raised: object) -> None:
         try:
             if kind is None and not self._stopped:
                 self._cancel_pending()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-from types import TracebackType
 from typing import NamedTuple
 
 import torch
@@ -85,9 +84,7 @@ class Observer:
     def __enter__(self) -> Observer:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
 

@@ -293,8 +293,8 @@ std::string SmallStep::undisturbed_wrong() {
   const auto& session = std::as_const(small_.session);
   const auto at = reinterpret_cast<const std::byte*>(session.updates(1).data()) - memory_of(small_.session);
   const auto& updates = *reinterpret_cast<const Count*>(counted_.head.data() + at);
-  const bool is_updated = updates == 1 && counters->applied_step == 6;
-  const bool is_not = updates == 0 && counters->applied_step == 0;
+  const bool is_updated = updates == 1 && counters->updated_step == 6;
+  const bool is_not = updates == 0 && counters->updated_step == 0;
   if (!(death_.updates ? is_updated : is_not)) return "the number of updates is wrong";
   return death_.updates ? wrong_updates(expected) : "";
 }

@@ -28,6 +28,7 @@
 #include "accelmgr/communicator.hpp"
 #include "base/clock.hpp"
 #include "base/timing.hpp"
+#include "base/unmovable.hpp"
 #include "launcher/collective/fork_mark.hpp"
 #include "launcher/collective/rendezvous/shared_store.hpp"
 #include "launcher/collective/signature/signature.hpp"
@@ -91,7 +92,7 @@ class Hierarchical final : public Communicator {
  private:
   /// A collective under way. If an exception that the other members do not know of ends it, the destructor
   /// makes this member give up, so that they do not wait.
-  struct Call {
+  struct Call : base::Unmovable {
     Hierarchical& communicator;
     Signature signature;
     double timeout_s;
@@ -103,8 +104,6 @@ class Hierarchical final : public Communicator {
           signature(made),
           timeout_s(seconds),
           deadline(base::Deadline::in_seconds(seconds)) {}
-    Call(const Call&) = delete;
-    Call& operator=(const Call&) = delete;
     ~Call() {
       if (std::uncaught_exceptions() > exceptions && !ends_alike) communicator.give_up();
     }

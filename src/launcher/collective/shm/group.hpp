@@ -12,18 +12,17 @@
 
 #include "accelmgr/communicator.hpp"
 #include "base/patience.hpp"
+#include "base/unmovable.hpp"
 #include "launcher/collective/shm/world.hpp"
 #include "launcher/collective/signature/signature.hpp"
 
 namespace accelmgr::collective::shm {
 
-class Group {
+class Group : base::Unmovable {
  public:
   /// Joins a group. If `key.parent` is 0 this is the world, and this process is registered as its rank.
   /// Throws as World::join() and World::claim() do.
   Group(std::shared_ptr<World> world, GroupKey key, base::Deadline deadline);
-  Group(const Group&) = delete;
-  Group& operator=(const Group&) = delete;
   /// Leaves the group. Does nothing in a forked child.
   ~Group();
 

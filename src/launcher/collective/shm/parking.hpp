@@ -15,6 +15,7 @@
 #include <cstdint>
 
 #include "base/ipc/epoch.hpp"
+#include "base/unmovable.hpp"
 
 namespace accelmgr::collective::shm {
 
@@ -26,14 +27,12 @@ struct Parking {
 };
 static_assert(sizeof(Parking) == 128);
 
-class Parked {
+class Parked : base::Unmovable {
  public:
   explicit Parked(Parking& parking) noexcept : parking_(parking) {
     parking_.parked.fetch_add(1, std::memory_order_seq_cst);
     seen_ = ipc::load(parking_.epoch);
   }
-  Parked(const Parked&) = delete;
-  Parked& operator=(const Parked&) = delete;
   ~Parked() { parking_.parked.fetch_sub(1, std::memory_order_relaxed); }
 
   /// Returns whether it was woken.

@@ -13,6 +13,7 @@
 
 #include "accelmgr/communicator.hpp"
 #include "base/timing.hpp"
+#include "base/unmovable.hpp"
 
 namespace accelmgr::collective::shm {
 namespace {
@@ -58,7 +59,7 @@ bool serves(const Slot& slot, const GroupKey& key) noexcept {
 /// A lock of the whole world, held for a few microseconds, under which the table of groups changes. It is
 /// taken from a holder that has died. The holder's unfinished change does not count then: its last write is
 /// the one that makes a change valid.
-class World::Lock {
+class World::Lock : base::Unmovable {
  public:
   Lock(World& world, base::Deadline deadline)
       : in_process_(world.mutex_), word_(world.memory_.header().lock), self_(world.self_) {
@@ -78,8 +79,6 @@ class World::Lock {
       nanosleep(&pause, nullptr);
     }
   }
-  Lock(const Lock&) = delete;
-  Lock& operator=(const Lock&) = delete;
   ~Lock() { word_.store(0, std::memory_order_release); }
 
  private:

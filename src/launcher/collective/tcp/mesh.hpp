@@ -16,6 +16,7 @@
 
 #include "accelmgr/communicator.hpp"
 #include "base/clock.hpp"
+#include "base/unmovable.hpp"
 #include "launcher/collective/fork_mark.hpp"
 #include "launcher/collective/rendezvous/rendezvous.hpp"
 #include "launcher/collective/tcp/socket.hpp"
@@ -49,7 +50,7 @@ class ExchangeError : public Error {
 
 /// All members must make the same exchanges in the same order. Not thread-safe. In a forked child it may only
 /// be destroyed.
-class Mesh {
+class Mesh : base::Unmovable {
  public:
   struct Place {
     std::string name;        ///< Name of this mesh in the store; never used before.
@@ -62,8 +63,6 @@ class Mesh {
 
   /// Blocks until all ranks are connected. Throws CollectiveError{timeout, lost}, and as ipc::bind_tcp().
   Mesh(SharedStore& store, Place place, double timeout_s, base::Deadline deadline);
-  Mesh(const Mesh&) = delete;
-  Mesh& operator=(const Mesh&) = delete;
   ~Mesh();
 
   int rank() const noexcept { return place_.rank; }

@@ -24,6 +24,7 @@
 
 #include "accelmgr/communicator.hpp"
 #include "base/cuda/device_collectives.hpp"
+#include "base/unmovable.hpp"
 #include "launcher/distributed/arrays/array.hpp"
 
 namespace accelmgr::distributed {
@@ -46,7 +47,7 @@ DeviceLibraries device_libraries();
 void use_device_libraries(const std::string& cuda, const std::string& nccl);
 
 /// Used by one thread at a time. The communicator outlives it, or is called no more.
-class DeviceGroup {
+class DeviceGroup : base::Unmovable {
  public:
   struct Options {
     DeviceLibraries libraries = device_libraries();
@@ -55,8 +56,6 @@ class DeviceGroup {
   };
   DeviceGroup(Communicator& members, Options options);
   ~DeviceGroup();
-  DeviceGroup(const DeviceGroup&) = delete;
-  DeviceGroup& operator=(const DeviceGroup&) = delete;
 
   // All of these take memory of `place.device`, with the contract of arrays.hpp. The thread's current device
   // is `place.device`. They block until the result is there. Each returns false, on all members, if the same

@@ -1,4 +1,4 @@
-// Collectives of tensors as plain memory: dense, in CPU memory, row-major. The callers
+// Collectives of tensors as plain memory: dense, row-major, in CPU memory or on a device. The callers
 // (libtorch_distributed, python) convert their tensors to this form and allocate the memory of the results.
 #pragma once
 
@@ -9,26 +9,30 @@
 #include <vector>
 
 #include "accelmgr/communicator.hpp"
-#include "launcher/distributed/arrays/array.hpp"
+#include "launcher/distributed/arrays/device_group.hpp"
 #include "launcher/distributed/context/group.hpp"
 
 namespace accelmgr::distributed {
 
 // The result is written to `out`, which is the input's memory or does not overlap it. members.communicate()
-// must be true. All of these block, and throw as Communicator does.
+// must be true. All of these block, and throw as Communicator does. `place`: where the memory is; null: it is
+// CPU memory. They return false as those of DeviceGroup do, and only for memory of a device.
 
 /// `out` has as many elements as `in`.
-void all_reduce(const Members& members, const Array& in, void* out, ReduceOp op);
+bool all_reduce(const Members& members, const Array& in, void* out, ReduceOp op,
+                const OnDevice* place = nullptr);
 /// `out` has in.count() elements for each member.
-void all_gather(const Members& members, const Array& in, void* out);
+bool all_gather(const Members& members, const Array& in, void* out, const OnDevice* place = nullptr);
 /// `data` is dense memory with the shape and dtype of `like`. Rank `src` sends it, the others overwrite it.
 /// Throws UsageError for a rank that does not exist.
-void broadcast(const Members& members, const Array& like, void* data, int src);
+bool broadcast(const Members& members, const Array& like, void* data, int src,
+               const OnDevice* place = nullptr);
 /// Dimension 0 of `in` is split into one block for each member; `out` has the size of one block. Throws
 /// UsageError, on all members, if dimension 0 is not a multiple of their number.
-void reduce_scatter(const Members& members, const Array& in, void* out, ReduceOp op);
+bool reduce_scatter(const Members& members, const Array& in, void* out, ReduceOp op,
+                    const OnDevice* place = nullptr);
 /// `out` has as many elements as `in`. Splits and throws as reduce_scatter().
-void all_to_all(const Members& members, const Array& in, void* out);
+bool all_to_all(const Members& members, const Array& in, void* out, const OnDevice* place = nullptr);
 
 /// What the source of a broadcast in safe mode passes: nothing, a tensor, a number, a text, or an object that
 /// cannot be sent.

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "accelmgr/communicator.hpp"
+#include "base/unmovable.hpp"
 #include "launcher/distributed/context/join.hpp"
 #include "launcher/distributed/context/world_environment.hpp"
 
@@ -21,13 +22,11 @@ namespace accelmgr::distributed {
 
 class DeviceGroup;
 
-class Context {
+class Context : base::Unmovable {
  public:
   /// A serial context.
   Context();
   ~Context();
-  Context(const Context&) = delete;
-  Context& operator=(const Context&) = delete;
   /// The context that the request describes. It joins the world at the first collective.
   explicit Context(JoinRequest request);
 

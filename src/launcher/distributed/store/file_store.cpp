@@ -15,6 +15,7 @@
 #include "accelmgr/errors.hpp"
 #include "base/interruption.hpp"
 #include "base/timing.hpp"
+#include "base/unmovable.hpp"
 
 namespace accelmgr::distributed {
 namespace {
@@ -74,7 +75,7 @@ void read_at(int fd, void* data, std::size_t bytes, std::uint64_t offset, const 
 
 }  // namespace
 
-class FileStore::Writing {
+class FileStore::Writing : base::Unmovable {
  public:
   explicit Writing(const FileStore& store) : fd_(store.fd_.get()) {
     Pause pause;
@@ -84,8 +85,6 @@ class FileStore::Writing {
         fail(store.path_, fmt::format("another process has it locked for {} s", timing::file_lock_s));
   }
   ~Writing() { try_lock(fd_, writer, F_UNLCK); }
-  Writing(const Writing&) = delete;
-  Writing& operator=(const Writing&) = delete;
 
  private:
   int fd_;

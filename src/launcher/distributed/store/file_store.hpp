@@ -16,17 +16,16 @@
 
 #include "base/clock.hpp"
 #include "base/unique_fd.hpp"
+#include "base/unmovable.hpp"
 #include "launcher/collective/rendezvous/store.hpp"
 
 namespace accelmgr::distributed {
 
-class FileStore : public collective::Store {
+class FileStore : public collective::Store, private base::Unmovable {
  public:
   /// Throws SessionError, which names the file, if it cannot be opened or is locked until the deadline.
   FileStore(std::string path, base::Deadline deadline);
   ~FileStore() override;
-  FileStore(const FileStore&) = delete;
-  FileStore& operator=(const FileStore&) = delete;
 
   void set(const std::string& key, const std::string& value) override;
   std::string get(const std::string& key, base::Deadline deadline) override;

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "base/unmovable.hpp"
+
 namespace accelmgr::launch {
 
 /// The variables of this process.
@@ -16,15 +18,13 @@ std::map<std::string, std::string> own_environment();
 void replace_environment(const std::map<std::string, std::string>& environment);
 
 /// Restores variables of this process at its end. Not safe while another thread calls getenv().
-class EnvironmentScope {
+class EnvironmentScope : base::Unmovable {
  public:
   /// Replaces the environment by `environment`. The destructor restores the variables that this changes.
   explicit EnvironmentScope(const std::map<std::string, std::string>& environment);
   /// Changes nothing. The destructor restores these variables.
   explicit EnvironmentScope(const std::vector<const char*>& names);
   ~EnvironmentScope();
-  EnvironmentScope(const EnvironmentScope&) = delete;
-  EnvironmentScope& operator=(const EnvironmentScope&) = delete;
 
  private:
   std::map<std::string, std::optional<std::string>> before_;  ///< To restore; nullopt: was not set.

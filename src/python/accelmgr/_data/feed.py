@@ -391,18 +391,6 @@ class Feed:
         """From now on elements below consumed() are dropped. The feed's threads call consumed()."""
         self._consumed = consumed
 
-    @property
-    def kept(self) -> int:
-        """Number of elements that are kept. It exceeds those read and not consumed by a quarter, or 16, at most."""
-        with self._lock:
-            return len(self._kept)
-
-    @property
-    def read(self) -> int:
-        """Number of elements that were read from the dataset."""
-        with self._lock:
-            return self._next
-
     def close(self) -> None:
         """As end(), but waits for all threads except one inside the dataset.
 
@@ -553,6 +541,7 @@ class Feed:
         return boxed
 
     def _forget_consumed(self) -> None:
+        """Keeps the elements that were read and not consumed, and at most a quarter of them, or 16, besides."""
         consumed = self._consumed()
         with self._lock:
             while self._first < min(consumed, self._next):

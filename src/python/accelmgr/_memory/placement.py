@@ -47,6 +47,14 @@ class Slot:
         return flat.as_strided(self.shape, self.strides)
 
 
+def tensor_in(memory: Any, offset: int, like: Any) -> torch.Tensor:
+    """A dense tensor in the memory. like: has its dtype, shape and nbytes."""
+    if like.nbytes == 0:
+        return torch.empty(like.shape, dtype=like.dtype)
+    content = torch.frombuffer(memory, dtype=torch.uint8, count=like.nbytes, offset=offset)
+    return content.view(like.dtype).view(like.shape)
+
+
 def extent_of(tensor: torch.Tensor) -> tuple[int, int]:
     """The address of the first byte, and the one behind the last byte."""
     begin = tensor.data_ptr()
@@ -96,7 +104,7 @@ def slots_of(tensors: Sequence[tuple[str, torch.Tensor]]) -> tuple[list[Slot], i
             )
         slot = slots[group[0]]
         size = slot.extent * slot.dtype.itemsize if len(group) == 1 else last - first
-        end += -(-size // ALIGNMENT) * ALIGNMENT
+        end += aligned(size)
     return [slots[index] for index in range(len(tensors))], end
 
 

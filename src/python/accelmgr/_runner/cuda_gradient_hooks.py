@@ -26,7 +26,7 @@ class CudaGradientHooks(GradientHooks):
         self,
         names: Sequence[str],
         parameters: Sequence[torch.Tensor],
-        sink: _native.Sink,
+        runner: _native.RunnerSide,
         transport: _native.CudaTransport,
         cuda: Cuda,
     ) -> None:
@@ -39,7 +39,7 @@ class CudaGradientHooks(GradientHooks):
         self._late = [False] * len(parameters)
         self._told = [False] * len(parameters)
         self._looked_at: dict[int, torch.Tensor] = {}  # The gradients, as the device copies or keeps them.
-        super().__init__(names, parameters, sink)
+        super().__init__(names, parameters, runner)
 
     def _hook(self, index: int) -> Callable[[torch.Tensor], None]:
         def hook(parameter: torch.Tensor) -> None:
@@ -90,11 +90,11 @@ class CudaGradientHooks(GradientHooks):
         self._transport.written(index, dense)
 
     def of_last_micro_batch(self) -> bool:
-        return self._sink.last_micro_batch()
+        return self._runner.last_micro_batch()
 
     def begin_backward(self) -> None:
         super().begin_backward()
-        self._last = self._sink.last_micro_batch()
+        self._last = self._runner.last_micro_batch()
 
     def end_backward(self) -> None:
         self._last = self._counts = False
@@ -120,7 +120,7 @@ class CudaGradientHooks(GradientHooks):
 
     def replayed(self, order: list[int], complete: list[int]) -> None:
         """Called when a graph was launched. Tells of the gradients that are complete according to its recording."""
-        self._sink.backward_begins()
+        self._runner.backward_begins()
         self._order = order
         for index in complete if not self.keeps else ():
             if self._transport.rounds(index):  # It was recorded in a team.

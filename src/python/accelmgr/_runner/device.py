@@ -221,11 +221,11 @@ class ThreadReplica(DeviceReplica):
 
     # What the runner calls
 
-    def bind(self, places: list[Place], sink: _native.Sink) -> None:
+    def bind(self, places: list[Place], runner: _native.RunnerSide) -> None:
         self._note_rounding(places)
         for parameter, (memory, dtype, strides) in zip(self._parameters, places, strict=True):
             self._master.append(tensor_over(memory, dtype, parameter.shape, strides))
-        self._sink = sink
+        self._runner = runner
         with self._leaving():
             self._thread.call(lambda: True, self._move)
 
@@ -242,8 +242,8 @@ class ThreadReplica(DeviceReplica):
                 parameter.grad = None
 
     def load_parameters(self) -> None:
-        assert self._sink is not None
-        self._stale.update(index for index in range(len(self._parameters)) if self._sink.is_stale(index))
+        assert self._runner is not None
+        self._stale.update(index for index in range(len(self._parameters)) if self._runner.is_stale(index))
 
     def run(self, fields: list[Field], divisor: float) -> None:
         if self._left:
@@ -251,8 +251,8 @@ class ThreadReplica(DeviceReplica):
         with self._leaving():
             self._follow()
             loss = self._call(self._forward_pass, self._inputs(fields), divisor)
-            if self._sink is not None:
-                self._sink.backward_begins()
+            if self._runner is not None:
+                self._runner.backward_begins()
             self._call(self._backward_pass, loss)
 
     def collect(self) -> tuple[float, list[tuple[str, float]]]:
@@ -316,7 +316,7 @@ class ThreadReplica(DeviceReplica):
         return self._thread.call(self._wanted, function, *arguments)
 
     def _wanted(self) -> bool:
-        return self._sink is None or self._sink.wanted()
+        return self._runner is None or self._runner.wanted()
 
     @contextlib.contextmanager
     def _leaving(self) -> Iterator[None]:
@@ -349,7 +349,7 @@ class ThreadReplica(DeviceReplica):
         loss.backward()  # type: ignore[no-untyped-call]
 
     def _take(self) -> None:
-        """Reads all that a step gives. The sink takes gradients while the thread reads those that follow."""
+        """Reads all that a step gives. The runner takes gradients while the thread reads those that follow."""
         if self._left:
             raise Abandoned
         found = ((index, self._gradient(index)) for index in range(len(self._parameters)))
@@ -363,8 +363,8 @@ class ThreadReplica(DeviceReplica):
             self._session_buffers[index].copy_(next(read))
         for index, _ in gradients:
             dense = self._dense(index, next(read))
-            if self._sink is not None:
-                self._sink.capture_unlocked(index, dense.data_ptr())
+            if self._runner is not None:
+                self._runner.capture_unlocked(index, dense.data_ptr())
 
     def _dense(self, index: int, gradient: torch.Tensor) -> torch.Tensor:
         form = self._master[index]

@@ -133,50 +133,23 @@ def make_replica(settings: _native.ReplicaSettings) -> Replica:
         {"cuda": _cuda.check_build, "accelerator": check_build}.get(device, lambda: None)()
     if device != "cpu" and computes:
         check_plain(model, device)
+    common: dict[str, Any] = {"autocast": autocast, "changes": changes}
     if device == "cpu" or not computes:
         if computes:
             check_autocast(autocast, torch.device("cpu"))
-        return Replica(
-            model,
-            collate_fn,
-            autocast=autocast,
-            changes=changes,
-            grown=grown,
-            tell=needed,
-            has_values=has_values,
-            rank=rank,
-        )
+        return Replica(model, collate_fn, grown=grown, tell=needed, has_values=has_values, rank=rank, **common)
+    common["patience_s"] = settings.step_timeout
     if device == "cuda":
         cuda = _opened_cuda(rank)
         check_autocast(autocast, cuda.device)
-        return CudaReplica(
-            model,
-            collate_fn,
-            cuda,
-            autocast=autocast,
-            records=settings.records,
-            patience_s=settings.step_timeout,
-            changes=changes,
-        )
-    opened = (
-        open_device(rank, settings.oversubscribe)
-        if device == "accelerator"
-        else xla.open_device(rank, settings.threads)
-    )
-    check_autocast(autocast, opened)
+        return CudaReplica(model, collate_fn, cuda, records=settings.records, **common)
     if device == "accelerator":
-        return AcceleratorReplica(
-            model, collate_fn, opened, autocast=autocast, patience_s=settings.step_timeout, changes=changes
-        )
-    return XlaReplica(
-        model,
-        collate_fn,
-        opened,
-        autocast=autocast,
-        accumulates=settings.micro_batches > 1,
-        patience_s=settings.step_timeout,
-        changes=changes,
-    )
+        opened = open_device(rank, settings.oversubscribe)
+        check_autocast(autocast, opened)
+        return AcceleratorReplica(model, collate_fn, opened, **common)
+    opened = xla.open_device(rank, settings.threads)
+    check_autocast(autocast, opened)
+    return XlaReplica(model, collate_fn, opened, accumulates=settings.micro_batches > 1, **common)
 
 
 def _mixed(seed: int, other: int) -> int:

@@ -1,5 +1,5 @@
 # Runs in: runners.
-"""Hands gradients from autograd to the sink, parameter by parameter."""
+"""Hands gradients from autograd to the runner, parameter by parameter."""
 
 from __future__ import annotations
 
@@ -40,25 +40,26 @@ def real_of(gradient: torch.Tensor) -> torch.Tensor:
 
 
 class GradientHooks:
-    """Hands gradients to the sink, by a hook on each parameter.
+    """Hands gradients to the runner, by a hook on each parameter.
 
     What counts of a micro-batch is what `.grad` holds after the backward pass of its loss, as in plain PyTorch.
     forward() may have backward passes of its own before: what they leave in `.grad` is added, unless forward() drops
     it.
 
-    The sink copies the first gradient of an attempt and adds later ones. The hook leaves `.grad` None, so that autograd
-    never adds. If the user has a post-accumulate hook on the parameter, `.grad` is kept until rest(), and the user's
-    hook sees the sum over micro-batches. Where an inner step needs no other replica, all gradients stay in `.grad`.
+    The runner copies the first gradient of an attempt and adds later ones. The hook leaves `.grad` None, so that
+    autograd never adds. If the user has a post-accumulate hook on the parameter, `.grad` is kept until rest(), and the
+    user's hook sees the sum over micro-batches. Where an inner step needs no other replica, all gradients stay in
+    `.grad`.
     """
 
-    def __init__(self, names: Sequence[str], parameters: Sequence[torch.Tensor], sink: _native.Sink) -> None:
+    def __init__(self, names: Sequence[str], parameters: Sequence[torch.Tensor], runner: _native.RunnerSide) -> None:
         """names: the parameters' names, for errors."""
         self._names = names
         self._parameters = parameters
         self._orders = list(map(order_of, parameters))
-        self._sink = sink
+        self._runner = runner
         self._hooked = [False] * len(parameters)
-        self.keeps = False  # The sink takes none in this attempt.
+        self.keeps = False  # The runner takes none in this attempt.
         self._counts = False  # The backward pass of the loss is under way.
         self._kept: Kept = []
         self.hook()
@@ -108,14 +109,14 @@ class GradientHooks:
         parameter.grad = None
         if gradient is not None:
             dense = self._dense(index, gradient)  # May be a copy, which must live until it is read.
-            self._sink.capture(index, dense.data_ptr())
+            self._runner.capture(index, dense.data_ptr())
 
     def begin_micro_batch(self) -> None:
         """Requires: forward() has not begun."""
         self._kept = set_aside(parameter for parameter, _ in self._kept)
 
     def begin_backward(self) -> None:
-        self._sink.backward_begins()
+        self._runner.backward_begins()
         put_back(self._kept)
         self._counts = True
 
@@ -132,7 +133,7 @@ class GradientHooks:
                 self._hand_over(index)
 
     def begin_attempt(self) -> None:
-        self.keeps = self._sink.keeps_gradients()
+        self.keeps = self._runner.keeps_gradients()
         self.forget()
 
     def forget(self) -> None:
@@ -156,4 +157,4 @@ class GradientHooks:
                 self._hand_over(index)
                 continue
             kept = self._parameters[index].grad = self._dense(index, gradient)
-            self._sink.look_at(index, kept.data_ptr())
+            self._runner.look_at(index, kept.data_ptr())

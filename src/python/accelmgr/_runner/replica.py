@@ -1,8 +1,8 @@
 # Runs in: runners.
 """The replica of a Python model, with which a runner computes. The extension module calls it.
 
-Memory is passed by address. The parameters are tensors over the session's memory. Each gradient goes to a sink as soon
-as autograd has made it.
+Memory is passed by address. The parameters are tensors over the session's memory. Each gradient goes to the runner as
+soon as autograd has made it.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ class Replica:
         self._rounded: tuple[str, torch.dtype, torch.dtype] | None = None
         """The first parameter that has another dtype here than in the host, and both dtypes."""
         self._gradients: GradientHooks | None = None
-        self._sink: _native.Sink | None = None
+        self._runner: _native.RunnerSide | None = None
         self._addresses: list[int] = []
         self._buffer_addresses: list[int] = []
         self._places: list[Place] = []
@@ -231,13 +231,13 @@ class Replica:
         } | {name for name, _ in self._constants.named}
         return parameters, buffers, self._has_values, exact, self._constants.non_persistent, OF_HOST
 
-    def bind(self, places: list[Place], sink: _native.Sink) -> None:
+    def bind(self, places: list[Place], runner: _native.RunnerSide) -> None:
         self._note_rounding(places)
         self._places = places
         self._leave_home()
         self._constants.note()
-        self._sink = sink
-        self._gradients = GradientHooks(self._names, self._parameters, sink)
+        self._runner = runner
+        self._gradients = GradientHooks(self._names, self._parameters, runner)
 
     def read_parameters(self, places: list[Place]) -> None:
         """Makes the model's parameters the master's, for a dataset that computes with the model and writes none."""
@@ -296,19 +296,19 @@ class Replica:
     def _begin_inner(self, order: Order) -> None:
         optimizer = received(order, self._parameters) if order.sent else OPTIMIZERS[order.optimizer]
         if order.division is not None:
-            assert self._sink is not None
-            self._joint = JointUpdate(order.division, self._rank, optimizer, self._parameters, self._sink)
+            assert self._runner is not None
+            self._joint = JointUpdate(order.division, self._rank, optimizer, self._parameters, self._runner)
         self._resident = Resident.present = Resident(optimizer, self._joint.own if self._joint is not None else None)
 
     def _check_own(self) -> None:
         """Raises ModelError if the parameters cannot stay with the replica."""
-        assert self._sink is not None
+        assert self._runner is not None
         if self._rounded is not None:
             raise ModelError(
                 "inner steps need the parameters in their own dtype, but runners.parameters is bf16: they would update "
                 f"a rounded copy of '{self._rounded[0]}'"
             )
-        if tied := [name for name, (owner, _) in zip(self._names, self._sink.shared, strict=True) if owner >= 0]:
+        if tied := [name for name, (owner, _) in zip(self._names, self._runner.shared, strict=True) if owner >= 0]:
             raise ModelError(
                 f"inner steps cannot keep '{tied[0]}', whose memory is that of another parameter: call "
                 "optimizer.step() in the host"
@@ -411,7 +411,7 @@ class Replica:
         self._scalars += [(name, value, 1 / divisor) for name, value in scalars]
 
     def _check_weight(self, scalars: list[tuple[str, float | torch.Tensor]]) -> None:
-        name = self._sink.loss_weight if self._sink is not None else ""
+        name = self._runner.loss_weight if self._runner is not None else ""
         if name and all(found != name for found, _ in scalars):
             raise ModelError(
                 f"loss_scaling is sum_over({name}), but the model's output has no number '{name}'; it has the numbers: "
@@ -420,8 +420,8 @@ class Replica:
             )
 
     def _warn(self, text: str) -> None:
-        if self._sink is not None:
-            self._sink.warn(text)
+        if self._runner is not None:
+            self._runner.warn(text)
 
     def _autocast_context(self) -> contextlib.AbstractContextManager[Any]:
         dtype = self._autocast_dtype or torch_settings.runner.autocast.get(self._device_type)

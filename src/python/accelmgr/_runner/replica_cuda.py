@@ -20,6 +20,7 @@ import torch
 
 from accelmgr import _native
 from accelmgr._data.elements import PICKLED, mapped, restore_structure
+from accelmgr._memory.placement import aligned, tensor_in
 from accelmgr._memory.tensors import dense_over, stored
 from accelmgr._runner.cuda import Cuda, failure_of
 from accelmgr._runner.cuda_gradient_hooks import CudaGradientHooks
@@ -39,24 +40,14 @@ from accelmgr._updates.inner import Order, Resident
 from accelmgr._updates.joint_update import Place
 from accelmgr.errors import ConfigError, DeviceError, ModelError, UsageError
 
-ALIGNMENT = 64  # Of each tensor in memory that several share, in bytes.
-
 
 def places_in(tensors: Sequence[torch.Tensor]) -> tuple[list[int], int]:
     """Where each tensor lies in memory that all share, and the size of that memory."""
     offsets, size = [], 0
     for tensor in tensors:
         offsets.append(size)
-        size += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
+        size += aligned(tensor.nbytes)
     return offsets, size
-
-
-def tensor_in(memory: Any, offset: int, like: torch.Tensor) -> torch.Tensor:
-    """A dense tensor of the shape and dtype of `like` in the memory."""
-    if like.nbytes == 0:
-        return torch.empty(like.shape, dtype=like.dtype)
-    content = torch.frombuffer(memory, dtype=torch.uint8, count=like.nbytes, offset=offset)
-    return content.view(like.dtype).view(like.shape)
 
 
 class CudaReplica(DeviceReplica):
@@ -90,14 +81,14 @@ class CudaReplica(DeviceReplica):
 
     # What the runner calls
 
-    def bind(self, places: list[Place], sink: _native.Sink) -> None:
+    def bind(self, places: list[Place], runner: _native.RunnerSide) -> None:
         with self._blaming():
-            self._sink = sink
-            targets = self._move_parameters(places, sink.shared)
+            self._runner = runner
+            targets = self._move_parameters(places, runner.shared)
             self._move_buffers()
             try:
                 self._transport = _native.CudaTransport(
-                    sink=sink,
+                    runner=runner,
                     library=self._cuda.library,
                     compute=self._cuda.compute_stream,
                     batches=self._cuda.batch_stream,
@@ -106,10 +97,10 @@ class CudaReplica(DeviceReplica):
                 )
             except UsageError as error:  # The library is not one that the transport knows.
                 raise ConfigError(f"{KEY} is cuda, but {error}", KEY) from error
-            self._hooks = CudaGradientHooks(self._names, self._parameters, sink, self._transport, self._cuda)
+            self._hooks = CudaGradientHooks(self._names, self._parameters, runner, self._transport, self._cuda)
             self._gradients = self._hooks
             if self._records:
-                self._graphs = Graphs(self._model, self._cuda, self._parameters, self._hooks, sink.warn)
+                self._graphs = Graphs(self._model, self._cuda, self._parameters, self._hooks, runner.warn)
 
     def seed(self, seed: int) -> None:
         super().seed(seed)
@@ -329,9 +320,9 @@ class CudaReplica(DeviceReplica):
         if not self._transport.finish():
             raise Abandoned
         read = tensor_in(memory, 0, numbers).clone()
-        assert self._sink is not None
+        assert self._runner is not None
         for index, magnitude in zip(indices, read[len(read) - len(indices) :].tolist(), strict=True):
-            self._sink.magnitude(index, magnitude)
+            self._runner.magnitude(index, magnitude)
         self._put_numbers(iter(read))
         for buffer, tensor, offset in zip(self._session_buffers, tensors[1:], offsets[1:], strict=True):
             buffer.copy_(tensor_in(memory, offset, tensor))

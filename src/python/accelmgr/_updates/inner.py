@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from accelmgr._memory.memfd import HostFile, open_memfd
+from accelmgr._memory.placement import aligned, tensor_in
 from accelmgr._serialization.describe import describe
 from accelmgr.errors import ModelError
 
@@ -23,7 +24,6 @@ OPTIMIZERS: weakref.WeakValueDictionary[int, torch.optim.Optimizer] = weakref.We
 """The optimizers of inner steps in the host, and so in its forks, by number."""
 
 NAME = "accelmgr-inner"
-ALIGNMENT = 64
 WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Integer dtypes for checksums, by the bytes of an element."""
 
@@ -105,14 +105,7 @@ class Shelf(HostFile):
         size = os.fstat(self.fd).st_size
         if self._mapped is None or len(self._mapped) < size:
             self._mapped = mmap.mmap(self.fd, size)
-        return _tensor_in(self._mapped, value)
-
-
-def _tensor_in(memory: mmap.mmap, lies: Lies) -> torch.Tensor:
-    if lies.nbytes == 0:
-        return torch.empty(lies.shape, dtype=lies.dtype)
-    content = torch.frombuffer(memory, dtype=torch.uint8, count=lies.nbytes, offset=lies.offset)
-    return content.view(lies.dtype).view(lies.shape)
+        return tensor_in(self._mapped, value.offset, value)
 
 
 class _Putting:
@@ -126,7 +119,7 @@ class _Putting:
         if not isinstance(value, torch.Tensor):
             return value
         lies = Lies(self._size, value.dtype, tuple(value.shape), value.numel() * value.element_size())
-        self._size += -(-lies.nbytes // ALIGNMENT) * ALIGNMENT
+        self._size += aligned(lies.nbytes)
         self._tensors.append((value.detach(), lies))
         return lies
 
@@ -140,7 +133,7 @@ class _Putting:
                 os.ftruncate(file, self._size)
             with mmap.mmap(file, self._size) as memory:
                 for tensor, lies in self._tensors:
-                    _tensor_in(memory, lies).copy_(tensor)
+                    tensor_in(memory, lies.offset, lies).copy_(tensor)
         finally:
             os.close(file)
 

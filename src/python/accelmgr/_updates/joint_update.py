@@ -87,11 +87,11 @@ class JointUpdate:
         rank: int,
         optimizer: torch.optim.Optimizer,
         parameters: list[torch.Tensor],
-        sink: _native.Sink,
+        runner: _native.RunnerSide,
     ) -> None:
         """parameters: of the replica, all that have a gradient."""
         pid, fd = division.memory.split(":")
-        to_read, to_write = sink.share(open_memfd(pid, fd, NAME, os.O_RDWR))
+        to_read, to_write = runner.share(open_memfd(pid, fd, NAME, os.O_RDWR))
         self.own = {id(each) for each, of in zip(parameters_of(optimizer), division.ranks, strict=True) if of == rank}
         """The parameters that this runner updates, by id()."""
         shared = set(map(id, parameters_of(optimizer)))

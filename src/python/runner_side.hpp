@@ -16,7 +16,7 @@ namespace accelmgr::python {
 
 /// The hooks of Python call it. Its exceptions pass through autograd as exceptions of Python;
 /// PythonReplica::called() throws the original again.
-struct Sink {
+struct RunnerSide {
   std::optional<replica::Binding> binding{};  ///< Set by Replica::bind().
   std::vector<replica::Place> places{};       ///< The array of the binding.
   std::exception_ptr thrown{};
