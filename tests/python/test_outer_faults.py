@@ -149,7 +149,8 @@ class Host:
         self.numbers = Numbers(self.numbers_fd, SIZES)
         self.given_fd = make_memfd("given", Given.BYTES)
         self.given = Given(self.given_fd)
-        self.used = 0
+        self.since = self.used = 0
+        self.counts: dict[str, float] = {}
         self.status = Status()
         self.merged: list[object] | None = None
         self.offered: list[object] | None = None
@@ -166,9 +167,9 @@ class Host:
         self.courier: Courier | None = None
         self.thread = threading.Thread(target=self._run, args=(ends[1],), daemon=True)
         self.thread.start()
-        self.tell(merged=self.merged, is_first=True)
+        self.tell(merged=self.merged, used=self.used, is_first=True)
         if self.offered is not None:
-            self.tell(offer=self.offered, weight=1.0, since=self.used - STEP, used=self.used)
+            self.tell(offer=self.offered, **self.counts)
 
     def _run(self, end: socket.socket) -> None:
         own.life = Life(Folder(self.swarm.folder / "run", self.peer), self.fault)
@@ -207,7 +208,9 @@ class Host:
             self.offered = stands
             self.swarm.used[self.peer, self.status.round + 1] = elements[self.used : self.used + STEP]
             self.used += STEP
-            self.tell(offer=stands, weight=1.0, since=self.used - STEP, used=self.used)
+            self.counts = {"weight": 1.0, "since": self.since, "used": self.used}
+            self.since = self.used
+            self.tell(offer=stands, **self.counts)
 
     def hear(self, message: dict[str, Any]) -> None:
         assert "failed" not in message, message
@@ -220,7 +223,9 @@ class Host:
             self.merged = message["stands"]
             if self.offered != self.merged:
                 self.offered = None
-            self.tell(merged=self.merged)
+            if not any(took_part for _, took_part in message["merge"]):
+                self.since = self.used
+            self.tell(merged=self.merged, used=self.used)
 
     def tell(self, **message: object) -> None:
         with contextlib.suppress(OSError):  # act() sees that the courier has ended.
@@ -248,10 +253,9 @@ class Swarm:
         if self.digests is not None:
             known = self.digests.setdefault(place, status.digest)
             assert known == status.digest, f"another digest of {host.peer}: {place}"
-        committed = host.courier._agreement.record.committed if host.courier is not None else None
-        if committed is not None:
-            key = committed[1].lineage, committed[1].number
-            members = dict(zip(committed[1].members, committed[1].weights, strict=True))
+        if host.courier is not None:
+            last = host.courier._agreement.record.committed[1]
+            key, members = (last.lineage, last.number), dict(zip(last.members, last.weights, strict=True))
             assert self.members.setdefault(key, members) == members, f"round {key} was decided twice"
 
     @property
@@ -269,7 +273,8 @@ class Swarm:
 
     def report(self) -> str:
         return "\n".join(
-            f"{host.peer}: {host.starts} starts, {host.status}, {host.merged}, {host.offered}, {host.warnings}"
+            f"{host.peer}: {host.starts} starts, {host.status}, {host.merged}, {host.offered}, {host.warnings}, "
+            f"{host.courier._agreement.record if host.courier is not None else None}"
             for host in self.hosts
         )
 
@@ -287,18 +292,24 @@ class Swarm:
             value -= total / (sum(members.values()) or 1)
         return float(value)
 
-    def is_together_after(self, number: int) -> bool:
-        """All who live have made the same round after that one, and each took part in it."""
-        first = self.living[0].status
-        return first.round > number and all(
-            (host.status.lineage, host.status.round) == (first.lineage, first.round)
-            and host.status.participants == len(self.living)
-            and host.merged == [host.status.lineage, host.status.round]
-            for host in self.living
+    def rest(self, number: int) -> None:
+        """Until all who live have made a round after that one in which each took part, and no other is under way."""
+        self.until(
+            lambda: any(
+                host.status.round > number and host.status.participants == len(self.living) for host in self.living
+            )
         )
+        for host in self.living:
+            host.is_busy = True
+        self.until(lambda: sum(host.offered is not None for host in self.living) < 2 and self.is_together())
 
-    def check(self) -> None:
+    def is_together(self) -> bool:
+        first = [self.living[0].status.lineage, self.living[0].status.round]
+        return all(host.merged == [host.status.lineage, host.status.round] == first for host in self.living)
+
+    def check_after(self, number: int) -> None:
         """Outer parameters have each change of each round once, and no change has elements of another one."""
+        self.rest(number)
         for host in self.living:
             for index in range(len(SHAPES)):
                 assert set(host.numbers.outer(index).tolist()) == {self.expected()}
@@ -360,9 +371,7 @@ def rounds_with(fault: Fault, folder: pathlib.Path) -> None:
     try:
         swarm.until(lambda: all(host.status.round >= 4 for host in swarm.living))
         swarm.until(lambda: not fault.lasts)
-        last = max(host.status.round for host in swarm.living)
-        swarm.until(lambda: swarm.is_together_after(last))
-        swarm.check()
+        swarm.check_after(max(host.status.round for host in swarm.living))
     finally:
         swarm.close()
 
@@ -389,9 +398,7 @@ def test_a_peer_whose_outer_parameters_differ_takes_those_of_the_others(tmp_path
         assert swarm.hosts[0].courier is not None
         swarm.hosts[0].courier._state.parameters[0][7] += 1  # As by bad memory.
         swarm.until(lambda: "p0 has another digest" in "".join(swarm.hosts[1].warnings))
-        last = max(host.status.round for host in swarm.hosts)
-        swarm.until(lambda: swarm.is_together_after(last))
-        swarm.check()
+        swarm.check_after(max(host.status.round for host in swarm.hosts))
     finally:
         swarm.close()
 
@@ -411,9 +418,22 @@ def test_who_joins_gets_its_state_from_several_peers(tmp_path: pathlib.Path) -> 
         assert len(donors) == len(SHAPES)
         for host in swarm.hosts:
             host.is_busy = False
-        last = swarm.hosts[3].status.round
-        swarm.until(lambda: swarm.is_together_after(last))
+        swarm.check_after(swarm.hosts[3].status.round)
         assert swarm.hosts[0].status.total_weight == sum(sum(members.values()) for members in swarm.members.values())
-        swarm.check()
+    finally:
+        swarm.close()
+
+
+@pytest.mark.usefixtures("quick")
+def test_rounds_go_on_without_the_changes_of_a_slow_peer(tmp_path: pathlib.Path) -> None:
+    swarm = Swarm(tmp_path, Fault("none", 0))
+    try:
+        swarm.until(lambda: all(host.status.round >= 2 and host.status.participants == 3 for host in swarm.hosts))
+        swarm.hosts[2].is_busy = True
+        last = max(host.status.round for host in swarm.hosts)
+        swarm.until(lambda: all(host.status.round > last + 3 for host in swarm.hosts))
+        assert {host.status.participants for host in swarm.hosts} == {2}
+        swarm.hosts[2].is_busy = False
+        swarm.check_after(max(host.status.round for host in swarm.hosts))
     finally:
         swarm.close()

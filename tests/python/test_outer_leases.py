@@ -22,10 +22,11 @@ def test_each_element_is_used_once(seed: int) -> None:
         if chance.random() < 0.3:
             living ^= {chance.choice("abcd")}
         members = {peer for peer in living if chance.random() < 0.7}
-        used = {peer: chance.randint(0, len(elements(leases.of(peer)))) for peer in members}
+        dropped = {peer: chance.randint(0, len(elements(leases.of(peer)))) for peer in living}
+        used = {peer: chance.randint(0, len(elements(leases.of(peer))) - dropped[peer]) for peer in members}
         for peer, count in used.items():
-            done += elements(leases.of(peer))[:count]
-        leases = leases.after_round(used, {peer: chance.randint(1, 9) for peer in living})
+            done += elements(leases.of(peer))[dropped[peer] :][:count]
+        leases = leases.after_round(dropped, used, {peer: chance.randint(1, 9) for peer in living})
         held = [number for peer in "abcd" for number in elements(leases.of(peer))]
         assert sorted(done + held + elements(leases.returned)) == list(range(leases.next))
         numbers = [number for peer in "abcd" for *_, number in leases.of(peer)]
@@ -35,7 +36,7 @@ def test_each_element_is_used_once(seed: int) -> None:
 
 
 def test_what_a_peer_has_left_is_leased_again_first() -> None:
-    leases = Leases().after_round({}, {"a": 4, "b": 4})
+    leases = Leases().after_round({}, {}, {"a": 4, "b": 4})
     assert leases == Leases((("a", 0, 4, 1), ("b", 4, 8, 2)), (), 8, 2)
-    leases = leases.after_round({"b": 3}, {"b": 6})
-    assert leases == Leases((("b", 7, 8, 2), ("b", 0, 4, 3), ("b", 8, 9, 4)), (), 9, 4)
+    leases = leases.after_round({"b": 1}, {"b": 2}, {"b": 6})
+    assert leases == Leases((("b", 7, 8, 2), ("b", 0, 4, 3), ("b", 4, 5, 4)), (), 8, 4)

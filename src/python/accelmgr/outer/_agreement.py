@@ -4,7 +4,7 @@
 A round is decided by the members of the round before it, the *voters*, as in Paxos with a ballot for each attempt
 (Lamport, "Paxos Made Simple", 2001). The owner of the first ballot proposes without asking for promises.
 
-    offers of a majority of the voters -> proposal(ballot) -> every member reduces its part, and has the mean
+    offers of two peers or more -> proposal(ballot) -> every member reduces its part, and has the mean
       -> a voter that has the mean accepts(ballot, proposal, digest of the mean) -> a majority has accepted: decided
     no decision in time, or a member of the proposal is gone: prepare(a higher ballot) -> a majority has promised
       -> propose what the highest ballot among them has accepted, or a new proposal without who is gone
@@ -76,8 +76,10 @@ class Record:
     """What the next round averages."""
     offer: float | None = None
     """The weight of the change that the peer offers to the next round."""
+    dropped: int = 0
+    """How many of the elements that are leased to the peer it has used for changes that no round has."""
     used: int = 0
-    """How many elements of those that are leased to the peer that change has."""
+    """How many elements after them the offered change has."""
     wanted: int = 0
     """How many elements the peer wants to hold after a round."""
     promised: Ballot = (0, "")
@@ -89,8 +91,8 @@ class Record:
     """Peers whose part of a proposal did not come."""
     lacking_in: Ballot = (0, "")
     """The ballot of that proposal."""
-    committed: Accepted | None = None
-    """What the last round was."""
+    committed: Accepted = ((0, ""), Proposal(0, "", (), (), (0, 0), (0, 0), 0.0, Leases(), (0, "")), "")
+    """What the last round was; in a new lineage one of nothing."""
     wants: dict[str, str] = dataclasses.field(default_factory=dict)
     """The name under which the peer asks each other peer to publish its state."""
 
@@ -163,10 +165,10 @@ class Agreement:
         """Offers a change of `record.blocks` to the next round. used: elements that it has."""
         self._change(offer=weight, used=used)
 
-    @property
-    def leases(self) -> Leases:
-        committed = self.record.committed
-        return committed[1].leases if committed is not None else Leases()
+    def drop(self, elements: int) -> None:
+        """So many elements that are leased to this peer are in no change."""
+        if elements != self.record.dropped:
+            self._change(dropped=elements)
 
     def lack(self, peer: str) -> None:
         """Says that the peer's part of the present proposal does not come."""
@@ -182,7 +184,8 @@ class Agreement:
 
     def begin(self, **fields: Any) -> None:
         """Stands after another round, of this lineage or of another, without offer, promise or vote."""
-        fresh = {"offer": None, "accepted": None, "prepared": None, "proposal": None, "lacking": (), "committed": None}
+        fresh = {"offer": None, "accepted": None, "prepared": None, "proposal": None, "lacking": ()}
+        fresh |= {"dropped": 0, "used": 0}
         voters, number = fields["voters"], fields["round"]
         self._change(**{**fresh, "promised": self._first_ballot(voters, number), **fields})
         self.means.clear()
@@ -234,7 +237,7 @@ class Agreement:
     def decided(self) -> Accepted | None:
         """What a majority of the voters has accepted in one ballot, or a peer has committed."""
         for each in self.heard.values():
-            if (each.lineage, each.round) == (self.record.lineage, self.record.round + 1) and each.committed:
+            if (each.lineage, each.round) == (self.record.lineage, self.record.round + 1):
                 return each.committed
         votes: dict[tuple[Ballot, str, str], set[str]] = {}
         found: dict[tuple[Ballot, str, str], Accepted] = {}
@@ -294,16 +297,16 @@ class Agreement:
         last = max((each.proposal[0] for each in self.peers() if each.proposal is not None), default=None)
         return {peer for each in self.peers() if each.lacking_in == last for peer in each.lacking}
 
-    def _suffice(self, offering: list[Record]) -> bool:
-        peers, voters = {each.peer for each in offering}, self.record.voters
-        return len(peers & set(voters)) >= quorum(voters) and len(peers) >= max(2, self._min_peers or 0)
+    @property
+    def _least(self) -> int:
+        return max(2, self._min_peers or 0)
 
     def _offering(self, alive: set[str]) -> list[Record]:
         """Who is lost is left out until the next round, unless there is no round without it."""
         there = [each for each in self.peers() if each.offer is not None and each.digest == self.record.digest]
         there = [each for each in there if each is self.record or each.peer in alive]
         others = [each for each in there if each.peer not in self._lost()]
-        return others if self._suffice(others) else there
+        return others if len(others) >= self._least else there
 
     def _missing_offers(self, alive: set[str], offers_are_late: bool) -> str:
         voters = self.record.voters
@@ -311,11 +314,10 @@ class Agreement:
         if not self.has_quorum(alive):
             living = len({self.record.peer, *alive} & set(voters))
             return f"{quorum(voters)} of the {len(voters)} members of the last round; {living} answer"
-        needed = max(2, self._min_peers or 0)
-        if len({self.record.peer, *alive}) < needed:
-            return f"other peers: this one is alone, and a round needs {needed}"
-        if not self._suffice(offering):
-            return f"changes: {len(offering)} of {max(needed, quorum(voters))} were offered"
+        if len({self.record.peer, *alive}) < self._least:
+            return f"other peers: this one is alone, and a round needs {self._least}"
+        if len(offering) < self._least:
+            return f"changes: {len(offering)} of {self._least} were offered"
         there = {each.peer for each in self.peers()} & {self.record.peer, *alive}
         late = sorted(there - {each.peer for each in offering})
         return f"changes of {', '.join(late)}" if late and not offers_are_late else ""
@@ -325,12 +327,22 @@ class Agreement:
         weights = tuple(float(each.offer or 0) for each in offering)
         members = tuple(each.peer for each in offering)
         mine = self.record
-        total = sum(weights) + (mine.committed[1].total if mine.committed is not None else 0.0)
+        last = mine.committed[1]
+        dropped = {each.peer: each.dropped for each in self.peers()}
+        dropped |= {each.peer: each.dropped + each.used for each in self.peers() if each not in offering}
         used = {each.peer: each.used for each in offering}
-        living = [each for each in self.peers() if each.peer in {mine.peer, *alive}]
-        leases = self.leases.after_round(used, {each.peer: each.wanted for each in living if each.wanted > 0})
+        living = [mine, *(each for name, each in self.heard.items() if name in alive and each.lineage == mine.lineage)]
+        leases = last.leases.after_round(dropped, used, {each.peer: each.wanted for each in living if each.wanted > 0})
         proposal = Proposal(
-            mine.round + 1, mine.lineage, members, weights, mine.blocks, next_blocks, total, leases, ballot
+            mine.round + 1,
+            mine.lineage,
+            members,
+            weights,
+            mine.blocks,
+            next_blocks,
+            last.total + sum(weights),
+            leases,
+            ballot,
         )
         self._change(proposal=(ballot, proposal))
 

@@ -3,7 +3,8 @@
 
 The memfd has all parameters twice: the change that the host offers, and the outer parameters that it merges.
 
-    host to courier    merged [LINEAGE, ROUND]: the host has merged that; the first message of each courier
+    host to courier    merged [LINEAGE, ROUND], used: the host has merged that, and used so many elements; the first
+                       message of each courier, with is_first
                        offer [LINEAGE, ROUND], weight, since, used: the change of the next blocks is in the memfd; how
                        many elements the host had used when it began the change, and at its end
     courier to host    status: as Status

@@ -29,6 +29,7 @@ from accelmgr.outer._channel import Channel, Given, Numbers, Status
 from accelmgr.outer._exchange import Cancelled, Exchange, decoded, digest_of
 from accelmgr.outer._folder import Folder
 from accelmgr.outer._http import Http
+from accelmgr.outer._leases import Leases
 from accelmgr.outer._pace import Pace
 from accelmgr.outer._state import State
 from accelmgr.outer._transport import Absent, Refused, Sealed, Transport
@@ -98,7 +99,11 @@ class Courier:
             record = Record.of_bytes(json.dumps(self._state.record).encode())
         else:
             own, every = settings.peer, (0, len(shapes))
-            record = Record(own, 0, own, 0, (own,), self._state.digest, every, promised=(0, own))
+            leases = Leases().after_round({}, {}, {own: settings.wanted})
+            begin = Proposal(0, own, (own,), (0.0,), every, every, 0.0, leases, (0, own))
+            record = Record(
+                own, 0, own, 0, (own,), self._state.digest, every, promised=(0, own), committed=((0, own), begin, "")
+            )
         # The courier before this one has published more versions than it kept; the clock is ahead of them all.
         record = dataclasses.replace(record, version=time.monotonic_ns(), wants={}, wanted=settings.wanted)
         self._agreement = Agreement(record, settings.min_peers)
@@ -363,29 +368,39 @@ class Courier:
         record = self._agreement.record
         if "merged" in message:
             self._merged, self._is_merging = message["merged"], False
+            if record.offer is None:
+                self._agreement.drop(self._of_lease(message["used"]))
             if message.get("is_first") and self._merged != [record.lineage, record.round]:
                 is_next = self._merged == [record.lineage, record.round - 1]
-                last = record.committed[1] if record.committed is not None and is_next else None
-                took_part = last is not None and last.weight_of(record.peer) > 0
+                took_part = is_next and record.committed[1].weight_of(record.peer) > 0
                 self._dirty = dict.fromkeys(range(len(self._settings.shapes)), took_part)
         if "offer" in message and message["offer"] == [record.lineage, record.round] and record.offer is None:
             self._offer(float(message["weight"]), message["since"], message["used"])
 
     def _offer(self, weight: float, since: int, used: int) -> None:
         """since, used: how many elements the host had used when it began the change, and at its end."""
-        record = self._agreement.record
-        held = _count(self._agreement.leases.of(record.peer))
-        begin = _count(self._given.ranges()) - held  # As many has the host used that were its own before.
-        why = ""
-        if not torch.isfinite(self._numbers.change(record.blocks)).all():
+        why, round_number = "", self._agreement.record.round + 1
+        if not torch.isfinite(self._numbers.change(self._agreement.record.blocks)).all():
             why = "is not finite"
-        elif self._settings.wanted > 0 and since < begin:
+        elif self._settings.wanted > 0 and since < self._lease_begin:
             why = "has elements that were leased to others while this peer was gone"
         if why:
-            self._warn(f"the change of this peer {why}; round {record.round + 1} goes without it")
+            self._warn(f"the change of this peer {why}; round {round_number} goes without it")
+            self._agreement.drop(self._of_lease(used))
             self._offer_nothing()
         else:
-            self._agreement.offer(weight, min(held, max(0, used - begin)))
+            self._agreement.drop(self._of_lease(since))
+            self._agreement.offer(weight, self._of_lease(used) - self._of_lease(since))
+
+    @property
+    def _lease_begin(self) -> int:
+        """How many elements the host has used when it begins to use those that it holds now."""
+        given = self._given.ranges()
+        return _count(given) - _count(self._agreement.record.committed[1].leases.of(self._settings.peer))
+
+    def _of_lease(self, used: int) -> int:
+        """Of so many elements that the host has used: how many of those it holds."""
+        return min(max(0, used - self._lease_begin), _count(self._given.ranges()) - self._lease_begin)
 
     def _offer_nothing(self) -> None:
         """So that others need not wait for a change."""
@@ -394,7 +409,7 @@ class Courier:
 
     def _give(self) -> None:
         """Elements to the host; if it has none, a round is made for it without a change."""
-        held = self._agreement.leases.of(self._settings.peer)
+        held = self._agreement.record.committed[1].leases.of(self._settings.peer)
         given = max((number for *_, number in self._given.ranges()), default=0)
         for lease in held:
             if lease[2] > given:
@@ -429,8 +444,8 @@ class Courier:
         status = Status(
             record.lineage,
             record.round,
-            sum(weight > 0 for weight in record.committed[1].weights) if record.committed is not None else 0,
-            record.committed[1].total if record.committed is not None else 0.0,
+            sum(weight > 0 for weight in record.committed[1].weights),
+            record.committed[1].total,
             record.digest,
             self._agreement.waiting_for[:MOST_TEXT],
             record.blocks,

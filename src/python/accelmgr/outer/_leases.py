@@ -22,16 +22,21 @@ class Leases(NamedTuple):
     def of(self, peer: str) -> list[tuple[int, int, int]]:
         return [(begin, end, number) for holder, begin, end, number in self.held if holder == peer]
 
-    def after_round(self, used: Mapping[str, int], wanted: Mapping[str, int]) -> Leases:
-        """used: how many elements of its ranges each member's change has. wanted: how many each living peer holds."""
-        held, returned, left = list[tuple[str, int, int, int]](), list(self.returned), dict(used)
+    def after_round(self, dropped: Mapping[str, int], used: Mapping[str, int], wanted: Mapping[str, int]) -> Leases:
+        """dropped: how many elements at the begin of its ranges a peer has used for changes that no round has. used: of
+        those after them, how many the changes in this round have. wanted: how many each living peer holds after it.
+        """
+        held, returned = list[tuple[str, int, int, int]](), list(self.returned)
+        passed: dict[str, int] = {}  # Elements of a peer's ranges.
         for peer, begin, end, number in self.held:
-            done = min(left.get(peer, 0), end - begin)
-            left[peer] = left.get(peer, 0) - done
-            if peer not in wanted:
-                returned.append((begin, end))
-            elif begin + done < end:
-                held.append((peer, begin + done, end, number))
+            before = passed.get(peer, 0)
+            passed[peer] = before + end - begin
+            first = min(end, max(begin, begin + dropped.get(peer, 0) - before))
+            rest = min(end, max(first, begin + dropped.get(peer, 0) + used.get(peer, 0) - before))
+            given_back = [(begin, first)] if peer in wanted else [(begin, first), (rest, end)]
+            returned += [each for each in given_back if each[0] < each[1]]
+            if peer in wanted and rest < end:
+                held.append((peer, rest, end, number))
         following, number = self.next, self.number
         for peer in sorted(wanted):
             lacking = wanted[peer] - sum(end - begin for holder, begin, end, _ in held if holder == peer)

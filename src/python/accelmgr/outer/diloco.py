@@ -201,7 +201,7 @@ class DiLoCo:
     def _start(self) -> None:
         self._started_at = self._heard_at = time.monotonic()
         self._holder[:] = [_Courier(self._fds)]
-        self._send(merged=self._merged, is_first=True)
+        self._send(merged=self._merged, used=self._used, is_first=True)
         if self._offered is not None:  # The last one may have died before it read that.
             self._send(offer=self._offered, **self._offered_counts)
 
@@ -298,9 +298,11 @@ class DiLoCo:
                 # What was changed in a round that went without this peer is dropped: the next change begins here.
                 base.copy_(outer if took_part or replaces else parameter)
         self._merged, self._pending = message["stands"], None
+        if not any(took_part for _, took_part in message["merge"]):
+            self._sum, self._since = 0.0, self._used
         if self._offered is not None and self._offered != self._merged:
             self._offered = None
-        self._send(merged=self._merged)
+        self._send(merged=self._merged, used=self._used)
 
     @torch.no_grad()
     def _offer(self) -> None:
