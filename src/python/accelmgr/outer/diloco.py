@@ -270,10 +270,11 @@ class DiLoCo:
             self._offer()
 
     def _is_due(self) -> bool:
-        if self._steps < self._due_steps or not self._status.is_ready:
-            return False
-        stands = [self._status.lineage, self._status.round]
-        return self._merged == stands and self._offered != stands
+        return self._steps >= self._due_steps and self._stands() and self._offered != self._merged
+
+    def _stands(self) -> bool:
+        """Whether what was merged last is what the courier has said that it has: a change may be offered to that."""
+        return self._status.is_ready and self._merged == [self._status.lineage, self._status.round]
 
     @torch.no_grad()
     def _merge(self, message: dict[str, Any]) -> None:
@@ -315,7 +316,7 @@ class DiLoCo:
             self._receive()
             if self._pending is not None:
                 self._act()
-            if self._offered is None and self._status.is_ready:
+            if self._offered is None and self._stands():
                 return True
             if (left := deadline - time.monotonic()) <= 0:
                 return False
