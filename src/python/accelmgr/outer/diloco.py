@@ -83,7 +83,7 @@ class DiLoCo:
         other one.
     every: inner steps from one average of a parameter to its next one.
     fragment_s: a round averages as many parameters as the link carries in about so many seconds, one after the other:
-        with a fast link all of them, with a slow one a part, each time after its share of `every`.
+        with a fast link all of them, with a slow one a part, each time after its share of `every`, at least one step.
     optimizer: makes the outer optimizer of a list of float32 tensors, in the courier; None: SGD with rate 0.7 and
         Nesterov momentum 0.9. It may keep at most three tensors for each parameter.
     mix: how much of the outer parameters a merge takes: 1.0 replaces the inner ones.
@@ -92,7 +92,8 @@ class DiLoCo:
     min_peers: the least members of a round. When no majority of the last round's members is there, so many peers go on
         without the others; None: they wait. Two halves of a divided swarm may both go on then; when they meet, the one
         with fewer rounds takes over the other's state.
-    bound: a change whose norm is more than so many times the median is scaled down; None: it is not.
+    bound: a change whose norm is more than so many times the median is scaled down; None: it is not. Each member of a
+        round compares norms in the part that it reduces.
     secret: lets peers in. Values are signed with it; only hivemind's network encrypts them.
     listen, advertise: HOST:PORT to serve at, and that others reach this peer at, where that differs (NAT); with
         hivemind's network multiaddrs without the name of the peer (`/ip4/0.0.0.0/tcp/31337`).
