@@ -1,5 +1,6 @@
 """Tests of one handle: second threads, forked children, writes by other code, and what a manager refuses."""
 
+import asyncio
 import multiprocessing
 import os
 import sys
@@ -38,6 +39,51 @@ def test_a_second_thread_is_refused_and_the_first_goes_on(shared):
         counted = sum(1 for _ in range(1000))  # The thread in step() has released the GIL.
     stepping.join()
     assert counted == 1000 and results[0].ok
+
+
+def test_a_host_that_awaits_makes_its_steps_in_threads(shared):
+    model = shared.model
+
+    async def main():
+        counted, is_over = 0, False
+
+        async def count():
+            nonlocal counted
+            while not is_over:
+                counted += 1
+                await asyncio.sleep(0)
+
+        counting = asyncio.create_task(count())
+        first = shared.statistics().steps
+        for number in range(1, 4):
+            before = counted
+            result = await asyncio.to_thread(shared.step, accumulate=False)
+            assert result.step == first + number and result.ok
+            assert counted > before, "the loop went on"
+
+        model.gate.shut()
+        stepping = asyncio.create_task(asyncio.to_thread(shared.step))
+        await asyncio.sleep(0)  # It has a thread now.
+        with model.gate.held():
+            before = counted
+            stepping.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await stepping
+            with pytest.raises(accelmgr.UsageError, match="another thread uses this manager"):
+                await asyncio.to_thread(shared.step)
+            assert counted > before
+        while shared.statistics().steps == first + 3:  # The thread ends the step, whose result nobody has.
+            await asyncio.sleep(0)
+        is_over = True
+        await counting
+        while True:
+            try:
+                return first, await asyncio.to_thread(shared.step)
+            except accelmgr.UsageError:  # That thread is about to return.
+                await asyncio.sleep(0)
+
+    first, result = asyncio.run(main())
+    assert result.ok and result.step == first + 5
 
 
 class Ones(torch.utils.data.IterableDataset):

@@ -305,11 +305,19 @@ def test_a_checkpoint_goes_on_with_either_kind_of_step(tmp_path):
     assert_same((again, goes_on), in_host(OPTIMIZERS["adamw"], 10, rates=0))
 
 
+class Averaging(torch.optim.SGD):
+    """hivemind.Optimizer is one of torch's kind, too, and has entries in its state that are none of a parameter."""
+
+    __module__ = "hivemind.optim.optimizer"
+
+
 def test_an_optimizer_that_runners_cannot_have_is_refused():
     model = Net()
     with manager_of(model) as manager:
         with pytest.raises(accelmgr.UsageError, match="LBFGS evaluates the loss several times"):
             manager.step(optimizer=torch.optim.LBFGS(model.parameters()))
+        with pytest.raises(accelmgr.UsageError, match="What averages with others stays in the host"):
+            manager.step(optimizer=Averaging(model.parameters(), 0.1))
         with pytest.raises(accelmgr.UsageError, match="not a parameter of this manager"):
             manager.step(optimizer=torch.optim.SGD(copy.deepcopy(model).parameters(), 0.1))
         with pytest.raises(accelmgr.UsageError, match="clip_grad_norm is for inner steps"):

@@ -180,6 +180,29 @@ def test_rounds_are_those_of_the_algorithm(place: str, inner: bool) -> None:
                 torch.testing.assert_close(value, other, rtol=1e-5, atol=1e-6)
 
 
+def test_wait_ends_when_the_next_change_may_be_offered(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What says which blocks come next is a message after the round's values: without it a change came a step late."""
+    with swarm_of(*(lambda peer=peer: Peer(peer, f"run@{tmp_path}") for peer in range(2))) as peers:  # type: ignore[misc]
+        meet(peers)
+        late = peers[0].outer
+        held: list[dict[str, object]] = []
+        hear = late._hear
+
+        def hear_no_status(message: dict[str, object]) -> None:
+            held.append(message) if "status" in message else hear(message)
+
+        monkeypatch.setattr(late, "_hear", hear_no_status)
+        for _ in range(EVERY):
+            for each in peers:
+                each.step()
+        wait_until(peers, lambda: late._offered is None and any(each["status"]["round"] == 1 for each in held))  # type: ignore[index]
+        assert not late.wait(0)
+        monkeypatch.undo()
+        for message in held:
+            late._hear(message)
+        assert late.wait(0) and late.round == 1
+
+
 def test_eight_bits_are_close(tmp_path: pathlib.Path) -> None:
     with swarm_of(*(lambda peer=peer: Peer(peer, f"run@{tmp_path}", mix=1.0) for peer in range(2))) as peers:  # type: ignore[misc]
         meet(peers)

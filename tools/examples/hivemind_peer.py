@@ -18,6 +18,9 @@ gradient to their `.grad`, and runners compute the next step with the values tha
   zero_grad() or step(accumulate=False). This mode saves a copy of the gradients.
 - `use_local_updates=True` (`--average parameters`): each optimizer.step() updates the parameters with `.grad` and does
   not change it. Call manager.step(accumulate=False), or zero_grad().
+- Inner steps (manager.step(optimizer=...)) fit only `use_local_updates=True`: optimizer.step() after manager.sync()
+  averages the parameters that runners have updated, and steps itself only if there is a `.grad`. By default hivemind
+  steps on its own copy, and writes it over the model's parameters at the end of each epoch.
 - A peer that joins downloads the state of another peer. hivemind sends the parameters through a pipe of
   multiprocessing. accelmgr sends them as copies, which exist only meanwhile; the parameters stay in the session.
 - Never set `reuse_tensors=True` in averager_opts: hivemind would move the parameters into its own memory.

@@ -376,7 +376,8 @@ class InnerSteps:
 
 def check_inner(optimizer: Any, parameters: list[torch.Tensor]) -> None:
     """Raises UsageError for an optimizer that makes no inner steps."""
-    if not isinstance(optimizer, torch.optim.Optimizer):
+    is_of_hivemind = any(kind.__module__.partition(".")[0] == "hivemind" for kind in type(optimizer).__mro__)
+    if is_of_hivemind or not isinstance(optimizer, torch.optim.Optimizer):
         raise UsageError(
             f"optimizer is a {type(optimizer).__name__}; runners step with an optimizer of torch.optim. What averages "
             "with others stays in the host: call its step() there"

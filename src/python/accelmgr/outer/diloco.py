@@ -84,7 +84,7 @@ class DiLoCo:
         other one.
     every: inner steps from one average of a parameter to its next one.
     fragment_s: a round averages as many parameters as the link carries in about so many seconds, one after the other:
-        with a fast link all of them, with a slow one a part, each time after its share of `every`.
+        with a fast link all of them, with a slow one a part, each time after its share of `every`, at least one step.
     optimizer: makes the outer optimizer of a list of float32 tensors, in the courier; None: SGD with rate 0.7 and
         Nesterov momentum 0.9. It may keep at most three tensors for each parameter.
     mix: how much of the outer parameters a merge takes: 1.0 replaces the inner ones.
@@ -93,7 +93,8 @@ class DiLoCo:
     min_peers: the least members of a round. When no majority of the last round's members is there, so many peers go on
         without the others; None: they wait. Two halves of a divided swarm may both go on then; when they meet, the one
         with fewer rounds takes over the other's state.
-    bound: a change whose norm is more than so many times the median is scaled down; None: it is not.
+    bound: a change whose norm is more than so many times the median is scaled down; None: it is not. Each member of a
+        round compares norms in the part that it reduces.
     secret: lets peers in. Values are signed with it; only hivemind's network encrypts them.
     data: the manager's dataset, if the swarm leases elements to this peer.
     listen, advertise: HOST:PORT to serve at, and that others reach this peer at, where that differs (NAT); with
@@ -279,10 +280,11 @@ class DiLoCo:
             self._offer()
 
     def _is_due(self) -> bool:
-        if self._steps < self._due_steps or not self._status.is_ready:
-            return False
-        stands = [self._status.lineage, self._status.round]
-        return self._merged == stands and self._offered != stands
+        return self._steps >= self._due_steps and self._stands() and self._offered != self._merged
+
+    def _stands(self) -> bool:
+        """Whether what was merged last is what the courier has said that it has: a change may be offered to that."""
+        return self._status.is_ready and self._merged == [self._status.lineage, self._status.round]
 
     @torch.no_grad()
     def _merge(self, message: dict[str, Any]) -> None:
@@ -326,7 +328,7 @@ class DiLoCo:
             self._receive()
             if self._pending is not None:
                 self._act()
-            if self._offered is None and self._status.is_ready:
+            if self._offered is None and self._stands():
                 return True
             if (left := deadline - time.monotonic()) <= 0:
                 return False
