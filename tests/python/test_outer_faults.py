@@ -28,6 +28,7 @@ from accelmgr.outer import _courier, _exchange, _pace, _state
 from accelmgr.outer._channel import Channel, Given, Numbers, Status
 from accelmgr.outer._courier import Courier, Settings
 from accelmgr.outer._folder import Folder
+from accelmgr.outer._leases import AGAIN, FIRST
 from accelmgr.outer._transport import Absent, Sealed
 
 SHAPES = [(300,), (2, 3)]
@@ -149,6 +150,7 @@ class Host:
         self.numbers = Numbers(self.numbers_fd, SIZES)
         self.given_fd = make_memfd("given", Given.BYTES)
         self.given = Given(self.given_fd)
+        self.given.add(0, WANTED, FIRST)
         self.since = self.used = 0
         self.counts: dict[str, float] = {}
         self.status = Status()
@@ -195,8 +197,10 @@ class Host:
                 self.start()
             return
         stands = [self.status.lineage, self.status.round]
-        elements = [number for begin, end, _ in self.given.ranges() for number in range(begin, end)]
-        has_elements = len(elements) >= self.used + STEP
+        given = self.given.ranges()
+        elements = [(element, number != AGAIN) for begin, end, number in given for element in range(begin, end)]
+        if not (has_elements := len(elements) >= self.used + STEP):
+            self.given.wait(len(given))
         if (
             self.status.is_ready
             and self.merged == stands
@@ -206,7 +210,9 @@ class Host:
         ):
             self.numbers.change(self.status.blocks).fill_(change_of(self.index, self.status.round + 1))
             self.offered = stands
-            self.swarm.used[self.peer, self.status.round + 1] = elements[self.used : self.used + STEP]
+            self.swarm.used[self.peer, self.status.round + 1] = [
+                element for element, is_new in elements[self.used : self.used + STEP] if is_new
+            ]
             self.used += STEP
             self.counts = {"weight": 1.0, "since": self.since, "used": self.used}
             self.since = self.used

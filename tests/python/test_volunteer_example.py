@@ -20,15 +20,15 @@ ROUND = re.compile(r"round (\d+), (\d+) peers, loss [\d.]+, digest (\w+)")
 def test_machines_make_the_same_rounds_and_one_comes_back(tmp_path: pathlib.Path) -> None:
     swarm = f"run@{tmp_path}/swarm"
 
-    def peer(share: int) -> contextlib.AbstractContextManager[subprocess.Popen[str]]:
-        return started(EXAMPLE, swarm, f"--share={share}", *OPTIONS, cwd=tmp_path, OMP_NUM_THREADS="1")
+    def peer() -> contextlib.AbstractContextManager[subprocess.Popen[str]]:
+        return started(EXAMPLE, swarm, *OPTIONS, cwd=tmp_path, OMP_NUM_THREADS="1")
 
-    with peer(0) as first, peer(1) as other:
-        with peer(2) as third:
+    with peer() as first, peer() as other:
+        with peer() as third:
             printed = read_until(first, " 3 peers")
             os.killpg(third.pid, signal.SIGKILL)
             printed += read_until(first, " 2 peers")
-        with peer(2) as third:
+        with peer() as third:
             back = read_until(third, " 3 peers")
             printed += read_until(first, " 3 peers")
             os.killpg(third.pid, signal.SIGINT)

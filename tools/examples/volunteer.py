@@ -2,8 +2,7 @@
 
 On the first machine, and on each other one with that machine's address:
 
-    python volunteer.py run-7@10.0.0.1:29500 --share 0
-    python volunteer.py run-7@10.0.0.1:29500 --share 1
+    python volunteer.py run-7@10.0.0.1:29500
 
 Or with a folder that all machines see: run-7@/mnt/swarm. A machine may come and go at any time.
 """
@@ -23,8 +22,6 @@ import accelmgr.outer
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("swarm", help="RUN@HOST:PORT or RUN@/FOLDER")
-    parser.add_argument("--share", type=int, default=0, help="which of --shares parts of the data this machine has")
-    parser.add_argument("--shares", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=20, help="end when the swarm has made so many")
     parser.add_argument("--every", type=int, default=50, help="inner steps from one round to the next")
     parser.add_argument("--secret-file", type=pathlib.Path, help="its text lets peers in")
@@ -37,13 +34,15 @@ def main() -> None:
     torch.manual_seed(0)
     model = Gpt(arguments.layers, arguments.width, heads=4, context=arguments.context)
     data = Sequences(1 << 40, arguments.context)
-    share = torch.utils.data.Subset(data, range(arguments.share, len(data), arguments.shares))
+    # Which sequences a machine reads is said by the rounds: no two machines read the same one.
+    hold = 3 * arguments.every * arguments.runners * arguments.batch_size
+    leased = accelmgr.outer.Leased(data, hold)
     secret = arguments.secret_file.read_text() if arguments.secret_file else ""
     with accelmgr.Manager(
-        model, share, nprocs=arguments.runners, batch_size_per_device=arguments.batch_size
+        model, leased, nprocs=arguments.runners, batch_size_per_device=arguments.batch_size
     ) as manager:
         inner = torch.optim.AdamW(model.parameters(), lr=arguments.rate)
-        with accelmgr.outer.DiLoCo(manager, arguments.swarm, arguments.every, secret=secret) as outer:
+        with accelmgr.outer.DiLoCo(manager, arguments.swarm, arguments.every, secret=secret, data=leased) as outer:
             seen = 0
             for result in manager.steps(optimizer=inner):
                 outer.step(result)

@@ -184,7 +184,7 @@ class Agreement:
 
     def begin(self, **fields: Any) -> None:
         """Stands after another round, of this lineage or of another, without offer, promise or vote."""
-        fresh = {"offer": None, "accepted": None, "prepared": None, "proposal": None, "lacking": ()}
+        fresh: dict[str, Any] = {"offer": None, "accepted": None, "prepared": None, "proposal": None, "lacking": ()}
         fresh |= {"dropped": 0, "used": 0}
         voters, number = fields["voters"], fields["round"]
         self._change(**{**fresh, "promised": self._first_ballot(voters, number), **fields})
@@ -332,7 +332,10 @@ class Agreement:
         dropped |= {each.peer: each.dropped + each.used for each in self.peers() if each not in offering}
         used = {each.peer: each.used for each in offering}
         living = [mine, *(each for name, each in self.heard.items() if name in alive and each.lineage == mine.lineage)]
-        leases = last.leases.after_round(dropped, used, {each.peer: each.wanted for each in living if each.wanted > 0})
+        place = f"{mine.lineage} {mine.round + 1} {ballot}".encode()
+        number = int.from_bytes(hashlib.sha256(place).digest()[:5], "little") + 1 << 16
+        wanted = {each.peer: each.wanted for each in living if each.wanted > 0}
+        leases = last.leases.after_round(dropped, used, wanted, number)
         proposal = Proposal(
             mine.round + 1,
             mine.lineage,

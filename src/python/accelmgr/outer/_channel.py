@@ -66,18 +66,27 @@ class Given:
     BYTES = 16 << 20
 
     def __init__(self, fd: int) -> None:
-        self._values = memoryview(mmap.mmap(fd, self.BYTES)).cast("q")  # How many there are, then the ranges.
+        # How many there are, how many the reader has used when it waits for the next one, then the ranges.
+        self._values = memoryview(mmap.mmap(fd, self.BYTES)).cast("q")
 
     def ranges(self, first: int = 0) -> list[tuple[int, int, int]]:
         """Begin, end and number of each."""
-        places = range(3 * first + 1, 3 * self._values[0] + 1, 3)
+        places = range(3 * first + 2, 3 * self._values[0] + 2, 3)
         return [(self._values[place], self._values[place + 1], self._values[place + 2]) for place in places]
 
     def add(self, *given: int) -> None:
         count = self._values[0]
         for index, value in enumerate(given):
-            self._values[3 * count + 1 + index] = value
+            self._values[3 * count + 2 + index] = value
         self._values[0] = count + 1
+
+    def wait(self, used: int) -> None:
+        """The reader has used so many ranges, and waits for another one."""
+        self._values[1] = used
+
+    @property
+    def is_used_up(self) -> bool:
+        return 0 < self._values[0] == self._values[1]
 
 
 class Channel:

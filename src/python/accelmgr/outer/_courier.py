@@ -29,7 +29,7 @@ from accelmgr.outer._channel import Channel, Given, Numbers, Status
 from accelmgr.outer._exchange import Cancelled, Exchange, decoded, digest_of
 from accelmgr.outer._folder import Folder
 from accelmgr.outer._http import Http
-from accelmgr.outer._leases import Leases
+from accelmgr.outer._leases import AGAIN, FIRST, Leases, not_of_lease, of_lease
 from accelmgr.outer._pace import Pace
 from accelmgr.outer._state import State
 from accelmgr.outer._transport import Absent, Refused, Sealed, Transport
@@ -99,7 +99,7 @@ class Courier:
             record = Record.of_bytes(json.dumps(self._state.record).encode())
         else:
             own, every = settings.peer, (0, len(shapes))
-            leases = Leases().after_round({}, {}, {own: settings.wanted})
+            leases = Leases().after_round({}, {}, {own: settings.wanted}, FIRST)
             begin = Proposal(0, own, (own,), (0.0,), every, every, 0.0, leases, (0, own))
             record = Record(
                 own, 0, own, 0, (own,), self._state.digest, every, promised=(0, own), committed=((0, own), begin, "")
@@ -382,7 +382,7 @@ class Courier:
         why, round_number = "", self._agreement.record.round + 1
         if not torch.isfinite(self._numbers.change(self._agreement.record.blocks)).all():
             why = "is not finite"
-        elif self._settings.wanted > 0 and since < self._lease_begin:
+        elif self._settings.wanted > 0 and not_of_lease(self._given.ranges(), self._held, since, used) > 0:
             why = "has elements that were leased to others while this peer was gone"
         if why:
             self._warn(f"the change of this peer {why}; round {round_number} goes without it")
@@ -393,14 +393,11 @@ class Courier:
             self._agreement.offer(weight, self._of_lease(used) - self._of_lease(since))
 
     @property
-    def _lease_begin(self) -> int:
-        """How many elements the host has used when it begins to use those that it holds now."""
-        given = self._given.ranges()
-        return _count(given) - _count(self._agreement.record.committed[1].leases.of(self._settings.peer))
+    def _held(self) -> list[tuple[int, int, int]]:
+        return self._agreement.record.committed[1].leases.of(self._settings.peer)
 
     def _of_lease(self, used: int) -> int:
-        """Of so many elements that the host has used: how many of those it holds."""
-        return min(max(0, used - self._lease_begin), _count(self._given.ranges()) - self._lease_begin)
+        return of_lease(self._given.ranges(), self._held, used)
 
     def _offer_nothing(self) -> None:
         """So that others need not wait for a change."""
@@ -409,11 +406,14 @@ class Courier:
 
     def _give(self) -> None:
         """Elements to the host; if it has none, a round is made for it without a change."""
-        held = self._agreement.record.committed[1].leases.of(self._settings.peer)
-        given = max((number for *_, number in self._given.ranges()), default=0)
+        held = self._held
+        known = {number for *_, number in self._given.ranges()}
         for lease in held:
-            if lease[2] > given:
+            if lease[2] not in known:
                 self._given.add(*lease)
+        if self._given.is_used_up:
+            for begin, end, _ in held or self._given.ranges()[-1:]:
+                self._given.add(begin, end, AGAIN)
         if self._settings.wanted > 0 and not held and self._agreement.record.offer is None:
             self._offer_nothing()
 
@@ -454,10 +454,6 @@ class Courier:
         )
         if status != self._status and self._tell(status=dataclasses.asdict(status)):
             self._status = status
-
-
-def _count(ranges: list[tuple[int, int, int]]) -> int:
-    return sum(end - begin for begin, end, _ in ranges)
 
 
 def main(arguments: list[str]) -> None:

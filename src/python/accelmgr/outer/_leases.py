@@ -6,29 +6,33 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+AGAIN, FIRST = 0, 1
+"""Numbers of ranges that a host was given again because it had no other one, and of the one that it begins with."""
+
 
 class Leases(NamedTuple):
     """After a round. Elements have the numbers 0, 1, 2, ..., and begin again at the end of the data."""
 
     held: tuple[tuple[str, int, int, int], ...] = ()
-    """Peers, and ranges in the order in which they use them: begin, end, and a number that is greater each time."""
+    """Peers, and ranges in the order in which they use them: begin, end, and a number that no other range ever has."""
     returned: tuple[tuple[int, int], ...] = ()
     """Of peers that have gone."""
     next: int = 0
     """Nobody has had this element yet, or any after it."""
-    number: int = 0
-    """Of the last range."""
 
     def of(self, peer: str) -> list[tuple[int, int, int]]:
         return [(begin, end, number) for holder, begin, end, number in self.held if holder == peer]
 
-    def after_round(self, dropped: Mapping[str, int], used: Mapping[str, int], wanted: Mapping[str, int]) -> Leases:
+    def after_round(
+        self, dropped: Mapping[str, int], used: Mapping[str, int], wanted: Mapping[str, int], number: int
+    ) -> Leases:
         """dropped: how many elements at the begin of its ranges a peer has used for changes that no round has. used: of
         those after them, how many the changes in this round have. wanted: how many each living peer holds after it.
+        number: of the first new range.
         """
         held, returned = list[tuple[str, int, int, int]](), list(self.returned)
         passed: dict[str, int] = {}  # Elements of a peer's ranges.
-        for peer, begin, end, number in self.held:
+        for peer, begin, end, given in self.held:
             before = passed.get(peer, 0)
             passed[peer] = before + end - begin
             first = min(end, max(begin, begin + dropped.get(peer, 0) - before))
@@ -36,8 +40,8 @@ class Leases(NamedTuple):
             given_back = [(begin, first)] if peer in wanted else [(begin, first), (rest, end)]
             returned += [each for each in given_back if each[0] < each[1]]
             if peer in wanted and rest < end:
-                held.append((peer, rest, end, number))
-        following, number = self.next, self.number
+                held.append((peer, rest, end, given))
+        following = self.next
         for peer in sorted(wanted):
             lacking = wanted[peer] - sum(end - begin for holder, begin, end, _ in held if holder == peer)
             while lacking > 0:
@@ -45,7 +49,28 @@ class Leases(NamedTuple):
                 if end - begin > lacking:
                     returned.insert(0, (begin + lacking, end))
                     end = begin + lacking
-                number += 1
                 held.append((peer, begin, end, number))
+                number += 1
                 following, lacking = max(following, end), lacking - (end - begin)
-        return Leases(tuple(held), tuple(returned), following, number)
+        return Leases(tuple(held), tuple(returned), following)
+
+
+def of_lease(given: list[tuple[int, int, int]], held: list[tuple[int, int, int]], used: int) -> int:
+    """How many elements of `held` are among the first `used` ones of the ranges that a host was given."""
+    begins = {number: begin for begin, _, number in held}
+    count, place = 0, 0
+    for begin, end, number in given:
+        if number in begins:
+            count += max(0, min(used - place, end - begin) - (begins[number] - begin))
+        place += end - begin
+    return count
+
+
+def not_of_lease(given: list[tuple[int, int, int]], held: list[tuple[int, int, int]], since: int, used: int) -> int:
+    """How many of the elements from `since` to `used` are not of `held`, without those that were given again."""
+    count, place = used - since - of_lease(given, held, used) + of_lease(given, held, since), 0
+    for begin, end, number in given:
+        if number == AGAIN:
+            count -= max(0, min(used, place + end - begin) - max(since, place))
+        place += end - begin
+    return count

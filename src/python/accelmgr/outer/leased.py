@@ -12,6 +12,7 @@ import torch
 from accelmgr._memory.memfd import make_memfd
 from accelmgr.errors import ConfigError
 from accelmgr.outer._channel import Given
+from accelmgr.outer._leases import FIRST
 
 POLL_S = 0.05
 
@@ -21,8 +22,8 @@ class Leased(torch.utils.data.IterableDataset[Any]):
 
     Each round says which elements each peer uses next, so no two peers use the same one. What a peer that is gone has
     not used, or has used for a change that no round has, is leased again. After the last element the first one follows.
-    A peer has none before its first round, which is made for it without changes, and waits if it is cut off for long.
-    The first changes of one that comes back after its elements were leased again are left out of rounds.
+    A peer that has used all it holds, because no round is made, uses that again. The first changes of one that comes
+    back after its elements were leased to others are left out of rounds.
 
     dataset: the same in all peers, with __len__() and __getitem__(); its order is theirs.
     hold: how many elements a peer holds after each round, at least those of two rounds.
@@ -38,6 +39,7 @@ class Leased(torch.utils.data.IterableDataset[Any]):
         self._dataset, self.hold = dataset, hold
         self.fd = make_memfd("accelmgr-outer-leases", Given.BYTES)
         self._given = Given(self.fd)
+        self._given.add(0, hold, FIRST)  # The manager reads before it is in a swarm; the lease of one that is alone.
 
     def __iter__(self) -> Iterator[Any]:
         size, place = len(self._dataset), 0  # type: ignore[arg-type]
@@ -46,4 +48,5 @@ class Leased(torch.utils.data.IterableDataset[Any]):
                 place += 1
                 for number in range(begin, end):
                     yield self._dataset[number % size]
+            self._given.wait(place)
             time.sleep(POLL_S)  # The courier is another process.
