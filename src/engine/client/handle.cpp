@@ -18,6 +18,7 @@
 #include "base/interruption.hpp"
 #include "base/ipc/memory.hpp"
 #include "base/ipc/process.hpp"
+#include "base/ipc/system_calls.hpp"
 #include "base/log.hpp"
 #include "base/timing.hpp"
 #include "engine/checkpoint/session_state.hpp"
@@ -94,7 +95,7 @@ struct Handle::State {
         "{}() was called while another thread uses this manager; only one thread at a time may use it",
         call));
   }
-  static std::uint64_t own_number() noexcept { return static_cast<std::uint64_t>(gettid()); }
+  static std::uint64_t own_number() noexcept { return static_cast<std::uint64_t>(ipc::thread_id()); }
 
   void check_owner(const char* call) const {
     if (getpid() != owner)
