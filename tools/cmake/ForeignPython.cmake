@@ -12,6 +12,8 @@ set_target_properties(Python::Interpreter PROPERTIES IMPORTED_LOCATION ${Python_
 add_library(Python::Module INTERFACE IMPORTED)
 if(Python_VERSION VERSION_GREATER_EQUAL 3.12)
   add_library(Python::SABIModule INTERFACE IMPORTED)  # What nanobind looks at.
+  # nanobind 3.1 takes it from Python.h, which does not include it in a module for several versions.
+  add_compile_options("SHELL:-include cstdio")
 endif()
 # scikit-build-core knows those of the Python that runs it.
 string(REPLACE "." "" _digits ${Python_VERSION})
