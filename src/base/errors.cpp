@@ -16,8 +16,8 @@ SystemError::SystemError(const std::string& what, int code)
 namespace base {
 
 std::string errno_text(int code) {
-  const char* known = strerrordesc_np(code);
-  std::string text = known != nullptr ? known : "?";
+  char buffer[128];  // strerrordesc_np() needs none, and glibc 2.32.
+  std::string text = strerror_r(code, buffer, sizeof buffer);
   rlimit files{};
   if (code == EMFILE && getrlimit(RLIMIT_NOFILE, &files) == 0)
     text += fmt::format(": raise ulimit -n (now {})", files.rlim_cur);

@@ -3,6 +3,8 @@
 #include <dlfcn.h>
 #include <unistd.h>
 
+#include "base/ipc/system_calls.hpp"
+
 namespace nb = nanobind;
 
 namespace accelmgr::python {
@@ -28,7 +30,7 @@ bool is_finalizing() noexcept {
 }
 
 /// True if the main thread is ending the interpreter, and this is another thread.
-bool ends_elsewhere() noexcept { return is_finalizing() && gettid() != getpid(); }
+bool ends_elsewhere() noexcept { return is_finalizing() && ipc::thread_id() != getpid(); }
 
 template <class Take>
 auto take_lock(Take&& take) noexcept {

@@ -1,5 +1,6 @@
 #include "base/ipc/process.hpp"
 
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <pthread.h>
@@ -16,6 +17,7 @@
 #include <cerrno>
 #include <exception>
 #include <filesystem>
+#include <iterator>
 
 #include "accelmgr/errors.hpp"
 #include "base/ipc/leftovers.hpp"
@@ -41,9 +43,13 @@ class FileActions : base::Unmovable {
   void close(int fd) {
     check(posix_spawn_file_actions_addclose(&actions_, fd), "posix_spawn_file_actions_addclose");
   }
-  void close_from(int fd) {
-    check(posix_spawn_file_actions_addclosefrom_np(&actions_, fd),
-          "posix_spawn_file_actions_addclosefrom_np");
+  /// Before glibc 2.34, which has a function for this, one that another thread opens meanwhile is left open.
+  void close_from(int first) {
+    static const auto add = reinterpret_cast<int (*)(posix_spawn_file_actions_t*, int)>(
+        dlsym(RTLD_DEFAULT, "posix_spawn_file_actions_addclosefrom_np"));
+    if (add != nullptr) return check(add(&actions_, first), "posix_spawn_file_actions_addclosefrom_np");
+    for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd"))
+      if (const int fd = std::stoi(entry.path().filename()); fd >= first) close(fd);
   }
   const posix_spawn_file_actions_t* get() const noexcept { return &actions_; }
 
@@ -263,13 +269,23 @@ void on_new_thread(const std::function<void()>& body) {
   if (call.thrown) std::rethrow_exception(call.thrown);
 }
 
+// sigabbrev_np() has them since glibc 2.32.
+std::string_view signal_name(int number) noexcept {
+  static constexpr std::string_view names[]{
+      "",     "HUP",  "INT",  "QUIT", "ILL",    "TRAP",   "ABRT",  "BUS",  "FPE",  "KILL", "USR1",
+      "SEGV", "USR2", "PIPE", "ALRM", "TERM",   "STKFLT", "CHLD",  "CONT", "STOP", "TSTP", "TTIN",
+      "TTOU", "URG",  "XCPU", "XFSZ", "VTALRM", "PROF",   "WINCH", "POLL", "PWR",  "SYS"};
+  static_assert(std::size(names) == SIGSYS + 1);
+  return number > 0 && number <= SIGSYS ? names[number] : std::string_view();
+}
+
 std::string describe_exit(int wait_status) {
   if (wait_status == unknown_exit) return "ended in an unknown way";
   if (WIFEXITED(wait_status)) return fmt::format("exit code {}", WEXITSTATUS(wait_status));
   if (!WIFSIGNALED(wait_status)) return fmt::format("wait status {:#x}", wait_status);
   const int signal = WTERMSIG(wait_status);
-  const char* name = sigabbrev_np(signal);
-  return fmt::format("killed by signal {} ({})", signal, name != nullptr ? name : "no name");
+  const auto name = signal_name(signal);
+  return fmt::format("killed by signal {} ({})", signal, !name.empty() ? name : "no name");
 }
 
 void set_exit(Failure& failure, int wait_status) {

@@ -12,6 +12,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -105,6 +106,8 @@ inline constexpr int unknown_exit = -1;
 
 /// Describes a status of waitpid(), or unknown_exit: "killed by signal 9 (KILL)", "exit code 3".
 std::string describe_exit(int wait_status);
+/// "TERM" for SIGTERM; empty for one without a name.
+std::string_view signal_name(int number) noexcept;
 
 /// Ends the process group that `child` leads: sends TERM, then KILL when the child has ended or `term_until`
 /// has passed. Reaps `child` if it is a child of this process. Blocks. False if it cannot be killed within

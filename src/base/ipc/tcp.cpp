@@ -32,7 +32,7 @@ Addresses resolve(const std::string& host, int port, std::string& why) {
   hints.ai_flags = AI_NUMERICSERV;
   addrinfo* found = nullptr;
   const int code = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
-  if (code != 0) why = code == EAI_SYSTEM ? strerrordesc_np(errno) : gai_strerror(code);
+  if (code != 0) why = code == EAI_SYSTEM ? base::errno_text(errno) : gai_strerror(code);
   return {code == 0 ? found : nullptr, &freeaddrinfo};
 }
 
@@ -85,7 +85,7 @@ base::UniqueFd bind_tcp(const std::string& host, int port) {
   if (code == EADDRNOTAVAIL)
     throw ConfigError(fmt::format("cannot listen at {}: that is not an address of this node", name));
   if (base::is_shortage(code)) throw SystemError("listening at " + name, code);
-  throw ConfigError(fmt::format("cannot listen at {}: {}", name, strerrordesc_np(code)));
+  throw ConfigError(fmt::format("cannot listen at {}: {}", name, base::errno_text(code)));
 }
 
 HostPort address_of(int socket) {
@@ -121,7 +121,7 @@ HostPort wait_for_listener(const std::string& host, int port, base::Deadline dea
       const auto until = earlier(deadline, base::Deadline::in_seconds(timing::connect_s));
       const int code = fd ? try_connect(fd.get(), *address, until) : errno;
       if (code == 0) return in_numbers(address->ai_addr);
-      why = strerrordesc_np(code);
+      why = base::errno_text(code);
     }
     pause_until(earlier(deadline, base::Deadline::in_seconds(timing::connect_again_s)));
   } while (!deadline.passed() && !base::interrupted());

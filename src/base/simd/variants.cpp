@@ -10,11 +10,30 @@ namespace accelmgr::base::simd {
 #if defined(__x86_64__)
 namespace {
 
-/// __builtin_cpu_supports() of clang 14 does not know "f16c".
-bool has_f16c() noexcept {
+// Not __builtin_cpu_supports(): clang 14 does not know "f16c" there, and in a module that ziglang has linked
+// it knows nothing.
+
+struct Leaf {
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
-  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
+};
+
+Leaf leaf(unsigned number) noexcept {
+  Leaf it;
+  __get_cpuid_count(number, 0, &it.eax, &it.ebx, &it.ecx, &it.edx);
+  return it;
 }
+
+constexpr unsigned ymm_registers = 0x06, zmm_registers = 0xe6;
+
+/// True if the system saves these registers when it switches threads.
+bool saves(unsigned registers) noexcept {
+  if ((leaf(1).ecx & bit_OSXSAVE) == 0) return false;
+  unsigned low = 0, high = 0;
+  __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  return (low & registers) == registers;
+}
+
+bool has(unsigned found, unsigned bits) noexcept { return (found & bits) == bits; }
 
 }  // namespace
 #endif
@@ -30,10 +49,10 @@ bool machine_has(Isa isa) noexcept {
       return true;
 #if defined(__x86_64__)
     case Isa::avx2:
-      return __builtin_cpu_supports("avx2") && has_f16c();
+      return saves(ymm_registers) && has(leaf(7).ebx, bit_AVX2) && has(leaf(1).ecx, bit_F16C);
     case Isa::avx512:
-      return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-             __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+      return saves(zmm_registers) &&
+             has(leaf(7).ebx, bit_AVX512F | bit_AVX512BW | bit_AVX512VL | bit_AVX512DQ);
 #else
     case Isa::avx2:
     case Isa::avx512:

@@ -3,13 +3,14 @@
 #include <fmt/format.h>
 
 #include "accelmgr/errors.hpp"
+#include "base/ipc/system_calls.hpp"
 
 namespace accelmgr::client {
 namespace {
 
 constexpr std::uint64_t claimed_bit = std::uint64_t{1} << 62, in_call_bit = std::uint64_t{1} << 63;
 
-std::uint64_t own_number() noexcept { return static_cast<std::uint64_t>(gettid()); }
+std::uint64_t own_number() noexcept { return static_cast<std::uint64_t>(ipc::thread_id()); }
 
 [[noreturn]] void refuse(const char* call) {
   throw UsageError(fmt::format(

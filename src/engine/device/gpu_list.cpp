@@ -16,6 +16,7 @@
 #include "base/ipc/device_nodes.hpp"
 #include "base/ipc/process.hpp"
 #include "base/ipc/socket.hpp"
+#include "base/ipc/system_calls.hpp"
 #include "base/ipc/wait_ready.hpp"
 #include "base/split.hpp"
 #include "engine/device/gpu_claims.hpp"
@@ -30,8 +31,8 @@ constexpr const char* visibility = "CUDA_VISIBLE_DEVICES";
   ipc::die_with(parent);
   // A driver may keep this child in the kernel for ever. Its open descriptors must not keep others waiting
   // then.
-  if (socket > 3) close_range(3, static_cast<unsigned>(socket) - 1, 0);
-  close_range(static_cast<unsigned>(socket) + 1, UINT_MAX, 0);
+  if (socket > 3) ipc::close_descriptors(3, static_cast<unsigned>(socket) - 1);
+  ipc::close_descriptors(static_cast<unsigned>(socket) + 1, UINT_MAX);
   if (all) unsetenv(visibility);
   try {
     auto answer = ask_driver(question.library, question.root);

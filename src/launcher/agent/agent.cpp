@@ -35,8 +35,8 @@ std::chrono::nanoseconds seconds(double s) {
 }
 
 std::string name_of_signal(int number) {
-  const char* name = sigabbrev_np(number);
-  return name != nullptr ? fmt::format("SIG{}", name) : fmt::format("signal {}", number);
+  const auto name = ipc::signal_name(number);
+  return !name.empty() ? fmt::format("SIG{}", name) : fmt::format("signal {}", number);
 }
 
 std::string processes(int count) { return fmt::format("{} process{}", count, count == 1 ? "" : "es"); }

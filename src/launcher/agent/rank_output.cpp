@@ -7,6 +7,7 @@
 #include <cerrno>
 
 #include "accelmgr/errors.hpp"
+#include "base/errno_text.hpp"
 #include "base/log.hpp"
 #include "base/log_tail.hpp"
 
@@ -72,7 +73,7 @@ std::vector<std::string> RankOutput::last_lines(std::size_t most) const {
 
 void RankOutput::log(std::string_view bytes) {
   if (!log_ || write_all(log_.get(), bytes)) return;
-  base::log().warn("{} does not get the rest of the output: {}", log_name_.string(), strerrordesc_np(errno));
+  base::log().warn("{} does not get the rest of the output: {}", log_name_.string(), base::errno_text(errno));
   log_.reset();  // A full disk must not make the program fail.
 }
 

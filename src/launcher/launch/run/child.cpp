@@ -14,6 +14,7 @@
 
 #include "base/ipc/process.hpp"
 #include "base/ipc/roles.hpp"
+#include "base/ipc/system_calls.hpp"
 #include "base/ipc/zygote.hpp"
 #include "base/log.hpp"
 #include "base/parse_number.hpp"
@@ -54,7 +55,7 @@ void place(std::vector<base::UniqueFd>& descriptors, const std::vector<int>& tar
   int last = STDERR_FILENO;
   for (const int target : targets) last = std::max(last, target);
   for (auto& fd : descriptors) fd = move_above(std::move(fd), last);
-  if (executes) close_range(STDERR_FILENO + 1, ~0U, CLOSE_RANGE_CLOEXEC);
+  if (executes) ipc::close_descriptors(STDERR_FILENO + 1, ~0U, CLOSE_RANGE_CLOEXEC);
   for (std::size_t i = 0; i < targets.size(); ++i)
     if (dup2(descriptors[i + 1].get(), targets[i]) < 0)
       throw SystemError(fmt::format("giving a descriptor the number {}", targets[i]), errno);
