@@ -287,6 +287,7 @@ def test_what_takes_a_courier_s_place_is_heard_at_once(tmp_path: pathlib.Path) -
         def version() -> int:
             return Record.of_bytes(file.read_bytes()[32:]).version
 
+        wait_until(peers, file.exists)
         first = version()
         wait_until(peers, lambda: version() > first + 1)  # It has said that it lives, which no memfd keeps.
         kill(before := peers[0].outer.courier_pid)
