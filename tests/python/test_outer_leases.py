@@ -7,6 +7,8 @@ from collections.abc import Iterable
 
 import pytest
 
+import accelmgr
+from accelmgr.outer import Leased
 from accelmgr.outer._leases import AGAIN, Leases, not_of_lease, of_lease
 
 
@@ -46,3 +48,15 @@ def test_what_a_host_has_used_of_its_lease() -> None:
     assert [of_lease(given, held, used) for used in (0, 5, 6, 7, 8, 10, 12, 13, 16)] == [0, 0, 0, 1, 2, 2, 2, 3, 6]
     assert not_of_lease(given, held, 6, 16) == 0
     assert not_of_lease(given, held, 3, 9) == 3
+
+
+def test_what_cannot_be_leased_is_refused_with_its_name() -> None:
+    with pytest.raises(accelmgr.ConfigError, match="hold is 0; it must be at least 1"):
+        Leased([1, 2], 0)  # type: ignore[arg-type]
+    with pytest.raises(accelmgr.ConfigError, match="dataset has no element"):
+        Leased([], 1)  # type: ignore[arg-type]
+
+
+def test_who_is_alone_reads_what_it_holds_from_the_first_element_on() -> None:
+    elements = iter(Leased(list("abc"), 5))  # type: ignore[arg-type]
+    assert [next(elements) for _ in range(5)] == list("abcab")

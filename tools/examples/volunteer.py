@@ -21,7 +21,7 @@ import accelmgr.outer
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("swarm", help="RUN@HOST:PORT or RUN@/FOLDER")
+    parser.add_argument("swarm", help="RUN@HOST:PORT, RUN@/FOLDER or RUN@p2p")
     parser.add_argument("--rounds", type=int, default=20, help="end when the swarm has made so many")
     parser.add_argument("--every", type=int, default=50, help="inner steps from one round to the next")
     parser.add_argument("--secret-file", type=pathlib.Path, help="its text lets peers in")

@@ -184,7 +184,7 @@ class DiLoCo:
         self._fds = (
             make_memfd("accelmgr-outer-settings", 0),
             make_memfd("accelmgr-outer-numbers", 8 * sum(sizes)),
-            data.fd if data is not None else make_memfd("accelmgr-outer-leases", Given.BYTES),
+            os.dup(data.fd) if data is not None else make_memfd("accelmgr-outer-leases", Given.BYTES),
             make_memfd("accelmgr-outer-state", 0),
         )
         self._holder: list[_Courier] = []

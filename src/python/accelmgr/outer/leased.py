@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from accelmgr._memory.memfd import make_memfd
+from accelmgr._memory.memfd import memfd_file
 from accelmgr.errors import ConfigError
 from accelmgr.outer._channel import Given
 from accelmgr.outer._leases import FIRST
@@ -37,9 +37,15 @@ class Leased(torch.utils.data.IterableDataset[Any]):
         if len(dataset) == 0:  # type: ignore[arg-type]
             raise ConfigError("dataset has no element", "dataset")
         self._dataset, self.hold = dataset, hold
-        self.fd = make_memfd("accelmgr-outer-leases", Given.BYTES)
+        self._file = memfd_file("accelmgr-outer-leases")
+        self._file.truncate(Given.BYTES)
         self._given = Given(self.fd)
         self._given.add(0, hold, FIRST)  # The manager reads before it is in a swarm; the lease of one that is alone.
+
+    @property
+    def fd(self) -> int:
+        """Of the memory that tells what this peer has."""
+        return self._file.fileno()
 
     def __iter__(self) -> Iterator[Any]:
         size, place = len(self._dataset), 0  # type: ignore[arg-type]
