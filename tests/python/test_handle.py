@@ -51,7 +51,7 @@ def test_a_host_that_awaits_makes_its_steps_in_threads(shared):
             nonlocal counted
             while not is_over:
                 counted += 1
-                await asyncio.sleep(0)
+                await asyncio.sleep(0)  # No wait, here and below: it lets the loop do something else.
 
         counting = asyncio.create_task(count())
         first = shared.statistics().steps
@@ -63,7 +63,7 @@ def test_a_host_that_awaits_makes_its_steps_in_threads(shared):
 
         model.gate.shut()
         stepping = asyncio.create_task(asyncio.to_thread(shared.step))
-        await asyncio.sleep(0)  # It has a thread now.
+        await asyncio.sleep(0)  # The task runs, and has handed the step to a thread.
         with model.gate.held():
             before = counted
             stepping.cancel()
@@ -82,7 +82,7 @@ def test_a_host_that_awaits_makes_its_steps_in_threads(shared):
             except accelmgr.UsageError:  # That thread is about to return.
                 await asyncio.sleep(0)
 
-    first, result = asyncio.run(main())
+    first, result = asyncio.run(asyncio.wait_for(main(), 60))
     assert result.ok and result.step == first + 5
 
 

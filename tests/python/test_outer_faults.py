@@ -90,7 +90,7 @@ class Life:
             halfway()
             self.is_dead = True
             raise Killed
-        if kind == "stopped":  # All threads of the courier.
+        if kind == "stopped":  # The fault itself: all threads of the courier stand still.
             while self._fault.lasts:
                 time.sleep(0.01)
         if kind == "full disk" and self._fault.lasts and not call.startswith("fetch"):
@@ -98,7 +98,7 @@ class Life:
         if kind == "cut off" and self._fault.lasts and call.startswith("fetch"):
             raise Absent("the network is cut", is_gone=True)
         if kind == "slow" and self._fault.lasts and call.startswith(("fetch", "publish")):
-            time.sleep(0.3)
+            time.sleep(0.3)  # The fault itself: half of the time after which a peer counts as gone.
 
     def publish(self, key: str, value: bytes | None) -> None:
         self.meet(f"publish {key}", lambda: self._transport.publish(key, value))
@@ -132,9 +132,8 @@ class Host:
     def __init__(self, swarm: Swarm, index: int, fault: Fault) -> None:
         self.swarm, self.index, self.fault = swarm, index, fault
         self.peer = f"p{index}"
-        min_peers = (
-            2 if swarm.kind == "gone" else None
-        )  # The last round may have had two members, of which one is gone.
+        # Without it a peer waits for ever if the last round had two members and the other one is gone.
+        min_peers = 2 if swarm.kind == "gone" else None
         options = {
             "kind": "float32",
             "bound": None,
@@ -395,25 +394,30 @@ def test_rounds_count_once_with_a_fault_anywhere(kind: str, seed: int, tmp_path:
     assert fault.calls >= fault.at
 
 
-@pytest.mark.usefixtures("quick")
-def test_a_peer_whose_outer_parameters_differ_takes_those_of_the_others(tmp_path: pathlib.Path) -> None:
+@contextlib.contextmanager
+def three_peers(tmp_path: pathlib.Path) -> Iterator[Swarm]:
+    """Without a fault, after two rounds of all three."""
     swarm = Swarm(tmp_path, Fault("none", 0))
     try:
         swarm.until(lambda: all(host.status.round >= 2 and host.status.participants == 3 for host in swarm.hosts))
-        swarm.digests = None
-        assert swarm.hosts[0].courier is not None
-        swarm.hosts[0].courier._state.parameters[0][7] += 1  # As by bad memory.
-        swarm.until(lambda: "p0 has another digest" in "".join(swarm.hosts[1].warnings))
-        swarm.check_after(max(host.status.round for host in swarm.hosts))
+        yield swarm
     finally:
         swarm.close()
 
 
 @pytest.mark.usefixtures("quick")
+def test_a_peer_whose_outer_parameters_differ_takes_those_of_the_others(tmp_path: pathlib.Path) -> None:
+    with three_peers(tmp_path) as swarm:
+        swarm.digests = None
+        assert swarm.hosts[0].courier is not None
+        swarm.hosts[0].courier._state.parameters[0][7] += 1  # As by bad memory.
+        swarm.until(lambda: "p0 has another digest" in "".join(swarm.hosts[1].warnings))
+        swarm.check_after(max(host.status.round for host in swarm.hosts))
+
+
+@pytest.mark.usefixtures("quick")
 def test_who_joins_gets_its_state_from_several_peers(tmp_path: pathlib.Path) -> None:
-    swarm = Swarm(tmp_path, Fault("none", 0))
-    try:
-        swarm.until(lambda: all(host.status.round >= 2 and host.status.participants == 3 for host in swarm.hosts))
+    with three_peers(tmp_path) as swarm:
         asked = Fault("none", 0)
         for host in swarm.hosts:
             host.is_busy = True  # Rounds would go on, and not all peers always be at the same one.
@@ -426,20 +430,14 @@ def test_who_joins_gets_its_state_from_several_peers(tmp_path: pathlib.Path) -> 
             host.is_busy = False
         swarm.check_after(swarm.hosts[3].status.round)
         assert swarm.hosts[0].status.total_weight == sum(sum(members.values()) for members in swarm.members.values())
-    finally:
-        swarm.close()
 
 
 @pytest.mark.usefixtures("quick")
 def test_rounds_go_on_without_the_changes_of_a_slow_peer(tmp_path: pathlib.Path) -> None:
-    swarm = Swarm(tmp_path, Fault("none", 0))
-    try:
-        swarm.until(lambda: all(host.status.round >= 2 and host.status.participants == 3 for host in swarm.hosts))
+    with three_peers(tmp_path) as swarm:
         swarm.hosts[2].is_busy = True
         last = max(host.status.round for host in swarm.hosts)
         swarm.until(lambda: all(host.status.round > last + 3 for host in swarm.hosts))
         assert {host.status.participants for host in swarm.hosts} == {2}
         swarm.hosts[2].is_busy = False
         swarm.check_after(max(host.status.round for host in swarm.hosts))
-    finally:
-        swarm.close()

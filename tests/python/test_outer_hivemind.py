@@ -17,7 +17,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from launching import kill
-from test_outer import BOUND_S, WHOLE, Peer, make_round, meet, simulated, swarm_of, wait_until
+from test_outer import BOUND_S, WHOLE, Peer, make_round, make_round_of_all, meet, simulated, swarm_of, wait_until
 
 import accelmgr
 from accelmgr.outer._transport import Absent, Refused
@@ -94,12 +94,7 @@ def test_peers_come_later_and_couriers_are_replaced() -> None:
                 kill(daemons[0] if is_daemon else courier)
             wait_until(peers, lambda: peers[victim].outer.courier_pid != courier)  # noqa: B023
             meet(peers)
-            for _ in range(20):  # The others may not have heard yet that it is back, and then do not wait for it.
-                make_round(peers)
-                if {each.outer.participants for each in peers} == {3}:
-                    break
-            assert {each.outer.participants for each in peers} == {3}
-            assert len({each.outer.digest for each in peers}) == 1
+            make_round_of_all(peers)
         wait_until(peers, lambda: peers[0].outer.address == address)  # Others may have been told to join it.
         couriers = [each.outer.courier_pid for each in peers]
         stack.enter_context(ends(couriers + [daemon for courier in couriers for daemon in children(courier)]))

@@ -20,7 +20,7 @@ class Benchmark:
     about: str  # what it measures, and how to read it
     rounds: int
     targets: list  # targets to build
-    groups: Callable  # quick -> groups; with `minutes`, of which there may be any number: quick, minutes -> groups
+    groups: Callable  # Gets `quick`, and the minutes if `minutes` is not None. Returns the groups.
     report: Callable  # lines -> tables.Report
     weighs_memory: bool = False
     preset: str = "release"
