@@ -168,8 +168,11 @@ TEST(InnerStepsOfAManager, GoOnWhenItIsLostInAnUpdate) {
   // The step waits for rank 1, which stands in its update.
   std::thread killer([&manager] {
     const auto deadline = soon();
-    while (manager.statistics().runners.at(1).phase != "update" && !deadline.passed())
-      std::this_thread::yield();
+    const auto wait_until = [&](auto holds) {
+      while (!holds(manager.statistics().runners.at(1)) && !deadline.passed()) std::this_thread::yield();
+    };
+    wait_until([](const RunnerStatistics& seen) { return seen.attempt == 3; });  // Not the update before.
+    wait_until([](const RunnerStatistics& seen) { return seen.phase == "update"; });
     kill(manager.statistics().manager_pid, SIGKILL);
   });
   const auto lost = manager.step(inner(config));
