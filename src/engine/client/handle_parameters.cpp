@@ -11,6 +11,7 @@
 #include "engine/client/handle_state.hpp"
 #include "engine/session/attempt.hpp"
 #include "engine/session/kernels.hpp"
+#include "engine/session/sequence_lock.hpp"
 
 namespace accelmgr::client {
 namespace {
@@ -154,13 +155,13 @@ void Handle::State::keep_whole() noexcept {
 void Handle::begin_writing(Written written) {
   const State::DrivingUse use(*state_, "writing");
   auto& version = view().control().parameter_version;
-  if (version.load() % 2 != 0)
+  if (session::is_written(version))
     throw UsageError("parameters are being written already; writing() does not nest");
   if (!session()->word().closed) throw UsageError("parameters may only be written between steps");
   state_->writing_since_ns = base::now_ns();
   state_->keep_whole();
   if (written == Written::all) view().control().frozen_version.fetch_add(1);
-  version.fetch_add(1);
+  session::begin_write(version);
   // Before the first write: what is applied in part is not to be applied again.
   view().control().host_applied_step.store(state_->steps());
 }
@@ -177,17 +178,17 @@ void Handle::revert_parameters() {
   if (is_writing() || !session()->word().closed)
     throw UsageError("parameters may only be written between steps, and not within writing()");
   // If this host dies here too, they are half written as before, and the snapshot is still whole.
-  control.parameter_version.fetch_add(1);
+  session::begin_write(control.parameter_version);
   std::memcpy(view().parameters(), view().snapshot(), session()->header().bytes.parameters);
   control.frozen_version.fetch_add(1);
   control.host_applied_step.store(control.snapshot_applied_step.load());
   control.writes.fetch_add(1);
-  control.parameter_version.fetch_add(1);
+  session::end_write(control.parameter_version);
   state_->half_written = false;
   state_->left = left_in(*session());
 }
 
-bool Handle::is_writing() const noexcept { return view().control().parameter_version.load() % 2 != 0; }
+bool Handle::is_writing() const noexcept { return session::is_written(view().control().parameter_version); }
 
 void Handle::end_writing(bool whole) noexcept {
   auto& control = view().control();
@@ -195,7 +196,7 @@ void Handle::end_writing(bool whole) noexcept {
     control.writes.fetch_add(1);
     state_->half_written = false;
   }
-  control.parameter_version.fetch_add(1);
+  session::end_write(control.parameter_version);
   const session::SpanScope span(*state_->spans, session::Activity::write_parameters, state_->steps(),
                                 state_->writing_since_ns);
 }
@@ -217,7 +218,7 @@ void Handle::update_buffers(std::span<const Value> values) {
   for (const auto& value : values) entries.push_back(&replaced_by(value, manifest()));
   const auto valid = session.word().index;
   auto& version = view().control().buffer_version;
-  version.fetch_add(1);  // Odd: if this process dies now, the next host is told.
+  session::begin_write(version);  // If this process dies now, the next host is told.
   for (std::size_t i = 0; i < values.size(); ++i) {
     const auto& entry = *entries[i];
     if (entry.bytes == 0) continue;  // An empty value may have a null address.
@@ -225,7 +226,7 @@ void Handle::update_buffers(std::span<const Value> values) {
     for (int rank = 0; rank < session.ranks(); ++rank)
       std::memcpy(view().buffers(valid, rank) + entry.offset, values[i].data, entry.bytes);
   }
-  version.fetch_add(1);  // Runners load them when they begin the next attempt.
+  session::end_write(version);  // Runners load them when they begin the next attempt.
 }
 
 }  // namespace accelmgr::client

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cstring>
 #include <utility>
 
@@ -15,6 +14,7 @@
 #include "engine/client/service_socket.hpp"
 #include "engine/client/statistics.hpp"
 #include "engine/protocol/messages.hpp"
+#include "engine/session/sequence_lock.hpp"
 #include "engine/session/step_history.hpp"
 
 namespace accelmgr::client {
@@ -122,7 +122,7 @@ ParameterValues Observer::parameters(double timeout_s) const {
       copy.version = before.version;
       copy.step = session_->counters(session_->word().index).steps;
       std::memcpy(copy.values.get(), session_->parameters(), bytes);
-      std::atomic_signal_fence(std::memory_order_seq_cst);  // Keeps the compiler from looking earlier.
+      session::end_copy();
       if (now(*session_) == before && !has_ended()) return copy;
     }
     if (!polling.pause(service_.pidfd.get()))

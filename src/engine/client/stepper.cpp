@@ -11,6 +11,7 @@
 #include "engine/client/step_report.hpp"
 #include "engine/session/attempt.hpp"
 #include "engine/session/kernels.hpp"
+#include "engine/session/sequence_lock.hpp"
 #include "engine/session/step_history.hpp"
 
 namespace accelmgr::client {
@@ -62,7 +63,7 @@ StepResult Stepper::step(const StepOptions& chosen, double timeout_s, StepKind k
   }
   const base::Patience patience(timeout_s, base::asks_interrupted);
   auto& version = view_.control().parameter_version;
-  if (version.load() % 2 != 0)
+  if (session::is_written(version))
     throw UsageError("step() was called while parameters are being written; end manager.writing() first");
   if (options.repeat) check_repeatable();
   if (options.parameters_changed) version.store(version.load() + 2);

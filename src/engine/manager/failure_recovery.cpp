@@ -5,10 +5,10 @@
 #include <signal.h>
 #include <sys/wait.h>
 
-#include <atomic>
 #include <utility>
 
 #include "accelmgr/errors.hpp"
+#include "base/fences.hpp"
 #include "base/ipc/memory.hpp"
 #include "base/ipc/process.hpp"
 #include "base/ipc/socket.hpp"
@@ -124,7 +124,7 @@ void Supervisor::finish_updates() {
     if ((participants >> rank & 1) != 0 && is_without_process(rank)) lost |= session::RankMask{1} << rank;
   if (lost != 0 && session::updates_parameters(session_)) {
     // An attempt without updates may have been over before, and what was read the request of the next one.
-    std::atomic_signal_fence(std::memory_order_seq_cst);  // Keeps the compiler from looking earlier.
+    base::acquire_fence();
     if (const auto now = session_.word(); now.closed || now.attempt != word.attempt) return;
     for (int rank = 0; rank < session_.ranks(); ++rank)
       if ((lost >> rank & 1) != 0) update_.finish_slice(rank, word.attempt);

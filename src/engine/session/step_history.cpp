@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <chrono>
 #include <concepts>
-#include <iterator>
 
 #include "engine/session/shared_words.hpp"
 #include "engine/session/step_fields.hpp"
@@ -60,19 +59,12 @@ void record_step(const HostView& host, const StepRecord& record) noexcept {
   const auto number = history.recorded.load(std::memory_order_relaxed) + 1;
   auto totals = load<StepTotals>(history.totals[(number - 1) % 2]);
   add(totals, record);
-  store(history.record[number % std::size(history.record)], record);
   store(history.totals[number % 2], totals);
-  history.recorded.store(number, std::memory_order_release);
+  append<StepRecord>(history.record, history.recorded, record);
 }
 
 std::optional<StepRecord> step_record(const Session& session, std::uint64_t number) noexcept {
-  const auto recorded = recorded_steps(session);
-  if (number > recorded || number < first_step_record(recorded)) return std::nullopt;
-  const auto& history = session.history();
-  const auto record = load<StepRecord>(history.record[number % std::size(history.record)]);
-  // When max_step_records later records exist, its place may be written again.
-  if (recorded_steps(session) - number >= max_step_records) return std::nullopt;
-  return record;
+  return entry<StepRecord>(session.history().record, session.history().recorded, number);
 }
 
 StepTotals step_totals(const Session& session) noexcept {

@@ -1,5 +1,7 @@
 #include "engine/session/views.hpp"
 
+#include "engine/session/sequence_lock.hpp"
+
 namespace accelmgr::session {
 
 void View::wake_everyone() const noexcept {
@@ -31,20 +33,20 @@ void SupervisorView::clear_record(int rank) const noexcept {
 
 HalfWritten SupervisorView::settle_host() const noexcept {
   HostControl& host = memory().control();
-  const auto end_write = [](std::atomic<std::uint64_t>& version) {
-    const bool is_half = version.load() % 2 != 0;
-    if (is_half) version.fetch_add(1);  // A new version: processes load what is there now.
+  const auto settle = [](Version& version) {
+    const bool is_half = is_written(version);
+    if (is_half) end_write(version);  // A new version: processes load what is there now.
     return is_half;
   };
   // The loader reads `assignment` only after `assignments` has changed, so then it is complete.
   const auto& sharding = session().sharding();
   if (sharding.follows.load(std::memory_order_acquire) == host.assignments.load())
     host.assignment = {sharding.assigned_to.load(), sharding.shares};
-  const bool is_half = end_write(host.parameter_version);
+  const bool is_half = settle(host.parameter_version);
   // A host that ends between its steps may have written parameters without saying so.
   if (!is_half) host.parameter_version.fetch_add(2);
   host.frozen_version.fetch_add(1);
-  return {.parameters = is_half, .buffers = end_write(host.buffer_version)};
+  return {.parameters = is_half, .buffers = settle(host.buffer_version)};
 }
 
 void SupervisorView::take_over() const noexcept {

@@ -70,8 +70,8 @@ class Group : base::Unmovable {
   const Post& post_of(int member, std::uint64_t round) const noexcept {
     return table_[member].post[round & 1u];
   }
-  bool has_arrived(int member) const noexcept {
-    return post_of(member, round_).round.load(std::memory_order_acquire) == round_;
+  bool has_arrived(int member) const noexcept {  // In the total order: see parking.hpp.
+    return post_of(member, round_).round.load(std::memory_order_seq_cst) == round_;
   }
   std::byte* half_of(int member, std::uint64_t round) const noexcept {
     return data_.data() + (2 * static_cast<std::size_t>(member) + (round & 1u)) * half_bytes_;

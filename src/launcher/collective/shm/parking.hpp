@@ -3,7 +3,7 @@
 //
 //   waiter                               writer
 //   Parked parked(parking);              change.exchange(..., seq_cst);
-//   if (changed) return;                 if (anybody_parked(parking)) ipc::wake_all(parking.epoch);
+//   if (change.load(seq_cst)) return;    if (anybody_parked(parking)) ipc::wake_all(parking.epoch);
 //   parked.wait(slice_ns);
 //
 // No wake-up is lost: both sides write before they read, in one total order. Either the waiter sees the
