@@ -1,11 +1,13 @@
-# Finds libtorch in the PyPI wheel of a Python, without torch's own CMake package: that one insists on a CUDA toolkit
-# and links libtorch_cuda (a process then takes 1.0 s to start instead of 0.37 s).
+# Finds libtorch in the wheel of a Python, or where a torch is already, without torch's own CMake package: that one insists
+# on a CUDA toolkit and links libtorch_cuda (a process then takes 1.0 s to start instead of 0.37 s).
 #
 #   ACCELMGR_PYTHON   (variable or environment) the Python whose torch is used; default: .venv of the checkout
+#   LibTorch_ROOT     a folder with torch's `include` and `lib`, instead: of an unpacked libtorch, for instance. After
+#                     find_package(Torch) it is that one.
 #   LibTorch::cpu     libtorch_cpu and libc10
 #   LibTorch::python  the same and libtorch_python; only where it is
 #   LibTorch::cuda    the same and libtorch_cuda, libc10_cuda; only where nvcc is
-#   LibTorch_VERSION, LibTorch_ROOT
+#   LibTorch_VERSION
 #
 # The headers come with -idirafter: the wheel ships another fmt, which must not shadow the system's.
 if(NOT ACCELMGR_PYTHON)
@@ -16,6 +18,9 @@ if(NOT ACCELMGR_PYTHON)
   endif()
 endif()
 
+if(NOT LibTorch_ROOT AND TORCH_INSTALL_PREFIX)  # Of find_package(Torch).
+  set(LibTorch_ROOT ${TORCH_INSTALL_PREFIX})
+endif()
 if(NOT LibTorch_ROOT)
   execute_process(
     COMMAND ${ACCELMGR_PYTHON} -c
@@ -26,19 +31,32 @@ if(NOT LibTorch_ROOT)
   endif()
 endif()
 
-if(LibTorch_ROOT AND EXISTS ${LibTorch_ROOT}/version.py)
-  file(STRINGS ${LibTorch_ROOT}/version.py _line REGEX "^__version__")
-  string(REGEX REPLACE ".*'([0-9.]+).*" "\\1" LibTorch_VERSION "${_line}")
-endif()
+set(LibTorch_VERSION "")
+foreach(_header IN ITEMS torch/headeronly/version.h torch/csrc/api/include/torch/version.h)  # Since 2.9; before.
+  if(NOT LibTorch_VERSION AND LibTorch_ROOT AND EXISTS ${LibTorch_ROOT}/include/${_header})
+    file(STRINGS ${LibTorch_ROOT}/include/${_header} _lines REGEX "define TORCH_VERSION_(MAJOR|MINOR|PATCH) ")
+    string(REGEX REPLACE "[^0-9;]" "" LibTorch_VERSION "${_lines}")
+    list(JOIN LibTorch_VERSION . LibTorch_VERSION)
+  endif()
+endforeach()
 find_library(LibTorch_CPU_LIBRARY torch_cpu PATHS ${LibTorch_ROOT}/lib NO_DEFAULT_PATH NO_CACHE)
 find_library(LibTorch_C10_LIBRARY c10 PATHS ${LibTorch_ROOT}/lib NO_DEFAULT_PATH NO_CACHE)
 
+
 set(_advice "Run tools/setup, or set ACCELMGR_PYTHON to a Python that has torch ${LibTorch_FIND_VERSION}")
+set(_found "found '${LibTorch_VERSION}' through ${ACCELMGR_PYTHON}")
+if(LibTorch_C10_LIBRARY)
+  # Wheels before 2.7 have another std::string than every library that Debian has built in ten years.
+  file(STRINGS ${LibTorch_C10_LIBRARY} LibTorch_ABI REGEX "__cxx11" LIMIT_COUNT 1)
+  if(NOT LibTorch_ABI)
+    string(APPEND _found ", which was built with the C++ ABI before that of C++11")
+  endif()
+endif()
 include(FindPackageHandleStandardArgs)
 find_package_handle_standard_args(LibTorch
-  REQUIRED_VARS LibTorch_ROOT LibTorch_CPU_LIBRARY LibTorch_C10_LIBRARY
+  REQUIRED_VARS LibTorch_ROOT LibTorch_CPU_LIBRARY LibTorch_C10_LIBRARY LibTorch_ABI
   VERSION_VAR LibTorch_VERSION
-  REASON_FAILURE_MESSAGE "accelmgr is built against torch ${LibTorch_FIND_VERSION} from PyPI, found '${LibTorch_VERSION}' through ${ACCELMGR_PYTHON}. ${_advice}")
+  REASON_FAILURE_MESSAGE "accelmgr needs torch ${LibTorch_FIND_VERSION}, ${_found}. ${_advice}")
 
 if(LibTorch_FOUND AND NOT TARGET LibTorch::cpu)
   add_library(LibTorch::c10 SHARED IMPORTED)

@@ -9,6 +9,7 @@
 
 #include "accelmgr/errors.hpp"
 #include "libtorch/tensor/convert.hpp"
+#include "libtorch/tensor/torch_versions.hpp"
 
 namespace accelmgr::distributed {
 namespace {
@@ -71,7 +72,8 @@ at::Tensor carried(const at::Tensor& source, at::Tensor result, const Collective
   }
   const c10::DeviceGuard guard(source.device());
   const auto stream = c10::impl::VirtualGuardImpl(source.device().type()).getStream(source.device());
-  const OnDevice place{source.device().index(), static_cast<device::StreamHandle>(stream.native_handle())};
+  const OnDevice place{source.device().index(),
+                       static_cast<device::StreamHandle>(tensor::native_handle(stream))};
   if (collective(array_of(source), result.mutable_data_ptr(), &place)) return result;
   const auto mine = source.cpu();
   auto received = at::empty(result.sizes(), mine.options());

@@ -9,6 +9,8 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <utility>
 
+#include "libtorch/tensor/torch_versions.hpp"
+
 namespace accelmgr::distributed {
 namespace {
 
@@ -75,7 +77,7 @@ class LibtorchClient final : public StoreClient {
     return quietly([&] { return store_->add(key, amount); });
   }
   std::vector<std::string> keys() override {
-    return quietly([&] { return store_->listKeys(); });
+    return quietly([&] { return tensor::keys_of(*store_); });
   }
   void erase(const std::string& key) override {
     quietly([&] { store_->deleteKey(key); });
@@ -96,6 +98,7 @@ class Libtorch final : public Torch {
     if (listening_fd >= 0) {
       options.isServer = true;
       options.masterListenFd = listening_fd;
+      options.useLibUV = tensor::libuv_takes_sockets;
     }
     return quietly([&] {
       return std::make_unique<LibtorchClient>(c10::make_intrusive<c10d::TCPStore>(peer.host, options));

@@ -16,6 +16,7 @@
 #include "engine/session/layout.hpp"
 #include "libtorch/tensor/convert.hpp"
 #include "libtorch/tensor/generator.hpp"
+#include "libtorch/tensor/torch_versions.hpp"
 
 namespace accelmgr::libtorch {
 namespace {
@@ -67,7 +68,7 @@ class SignsOfLife final : public base::Waiter {
 TorchStream::TorchStream(const device::Device& device, at::Device torch_device)
     : stream(c10::impl::VirtualGuardImpl(torch_device.type()).getNewStream(torch_device)) {
   if (torch_device.is_cpu()) own = device.make_stream();
-  handle = own ? own.get() : static_cast<device::StreamHandle>(stream.native_handle());
+  handle = own ? own.get() : static_cast<device::StreamHandle>(tensor::native_handle(stream));
 }
 
 CudaReplica::CudaReplica(const Config& config, std::unique_ptr<Model> model, at::Device device,

@@ -6,6 +6,7 @@
 
 #include "base/cuda/error.hpp"
 #include "libtorch/tensor/exception_text.hpp"
+#include "libtorch/tensor/torch_versions.hpp"
 
 namespace accelmgr::tensor {
 namespace {
@@ -26,7 +27,7 @@ void rethrow_device_failure() {
     throw;
   } catch (const c10::OutOfMemoryError&) {
     throw_device_error(*text, device::code::out_of_memory);
-  } catch (const c10::AcceleratorError& error) {
+  } catch (const AcceleratorError& error) {
     if (device::blame_of(*text) != Blame::model) throw_device_error(*text, error.get_error_code());
   } catch (const c10::Error&) {
     if (device::blame_of(*text) == Blame::device) throw_device_error(*text, unknown_code);

@@ -2,7 +2,7 @@
 
 #include <ATen/Version.h>
 #include <fmt/format.h>
-#include <torch/headeronly/version.h>
+#include <torch/version.h>
 
 #include "accelmgr/errors.hpp"
 
