@@ -46,8 +46,8 @@ find_library(LibTorch_C10_LIBRARY c10 PATHS ${LibTorch_ROOT}/lib NO_DEFAULT_PATH
 set(_advice "Run tools/setup, or set ACCELMGR_PYTHON to a Python that has torch ${LibTorch_FIND_VERSION}")
 set(_found "found '${LibTorch_VERSION}' through ${ACCELMGR_PYTHON}")
 if(LibTorch_C10_LIBRARY)
-  # Wheels before 2.7 have another std::string than every library that Debian has built in ten years.
-  file(STRINGS ${LibTorch_C10_LIBRARY} LibTorch_ABI REGEX "__cxx11" LIMIT_COUNT 1)
+  # Wheels before 2.7 have another std::string than Debian's libraries; their constructor of c10::Error names it.
+  file(STRINGS ${LibTorch_C10_LIBRARY} LibTorch_ABI REGEX "c105ErrorC1ENS_14SourceLocationENSt7__cxx11" LIMIT_COUNT 1)
   if(NOT LibTorch_ABI)
     string(APPEND _found ", which was built with the C++ ABI before that of C++11")
   endif()
