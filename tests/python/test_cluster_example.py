@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import pathlib
 import re
 import subprocess
@@ -11,7 +12,7 @@ import sys
 
 import pytest
 from plain_gpt import BATCH, EXAMPLES, SMALL, loss_of, losses_of, small_gpt
-from programs import environment
+from programs import environment, free_port
 from services import PROGRAM
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -113,6 +114,42 @@ def test_two_machines_with_a_runner_each_have_the_losses_of_one_with_two(launche
     output = on_two_nodes(*commands)
     # The mean of two gradients has no rounding but that of their sum, which has no order: the bits are the same.
     assert printed(output, 0) == printed(output, 1) == ([2] * STEPS, of_one_machine())
+
+
+# Stands in for srun: starts the command once for each task of the job.
+SRUN = """#!/bin/bash
+while [[ $1 == --* ]]; do shift; done
+for rank in 0 1; do SLURM_PROCID=$rank SLURM_NTASKS=2 "$@" & started+=($!); done
+for process in "${started[@]}"; do wait "$process" || exit; done
+"""
+
+
+def test_a_job_of_slurm_has_the_losses_of_one_machine_with_two_runners(tmp_path: pathlib.Path) -> None:
+    for name, text in (
+        ("srun", SRUN),
+        ("scontrol", '#!/bin/bash\n[[ $* == "show hostnames n[1-2]" ]] && echo 127.0.0.1'),
+    ):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    port = next(port for port in iter(free_port, 0) if 20000 <= port < 30000)
+    done = subprocess.run(
+        ["bash", str(EXAMPLES / "cluster_host.slurm"), *SMALL, f"--steps={STEPS}"],
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        env=environment(
+            PATH=f"{tmp_path}:{os.environ['PATH']}",
+            PYTHON=sys.executable,
+            RUNNERS="1",
+            SLURM_JOB_ID=str(70000 + port),
+            SLURM_JOB_NODELIST="n[1-2]",
+            SLURM_SUBMIT_DIR=str(EXAMPLES),
+            SLURM_CPUS_PER_TASK="1",
+            ACCELMGR_START_TIMEOUT="240",
+        ),
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    assert printed(done.stdout, 0) == printed(done.stdout, 1) == ([2] * STEPS, of_one_machine())
 
 
 def test_a_machine_with_more_runners_weighs_more() -> None:
