@@ -227,7 +227,7 @@ double Checkpoints::save(const Extras& extras) {
   if (config_.checkpoint.directory.empty() && extras.directory.empty())
     throw UsageError("save_checkpoint() was called without checkpoint.directory: there is nowhere to write");
   const auto begin = base::now_ns();
-  const auto step = session_.counters(session_.word().index).steps;
+  const std::uint64_t step = session_.counters(session_.word().index).steps;
   const session::SpanScope span(spans_, session::Activity::copy_checkpoint, step, begin);
   if (extras.directory.empty()) run_.take_directory(config_.checkpoint.directory);
   wait_for_earlier();

@@ -174,7 +174,7 @@ Handle::Handle(const std::string& path, const AttachSettings& settings) {
   if (state_->overwrites && !is_updated())  // What inner steps leave is of no use.
     base::log().warn(
         "an earlier host has left the gradients of step {}, which it {}: the first step overwrites them",
-        session()->counters(session()->word().index).steps,
+        std::uint64_t{session()->counters(session()->word().index).steps},
         state_->left == LeftGradients::applied ? "has applied" : "has not applied");
 }
 

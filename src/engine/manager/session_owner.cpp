@@ -90,7 +90,7 @@ SessionOwner SessionOwner::take_over(const Config& config, std::vector<base::Uni
   auto session = session::Session::attach(std::move(fds));
   session::SupervisorView(session).take_over();
   base::log().info("this manager takes the session over after {} steps",
-                   session.counters(session.word().index).steps);
+                   std::uint64_t{session.counters(session.word().index).steps});
   auto manifest = session::read_manifest(session);
   return {std::move(session), std::move(manifest), make_data(config)};
 }
