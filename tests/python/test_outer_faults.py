@@ -173,7 +173,7 @@ class Host:
             self.tell(offer=self.offered, **self.counts)
 
     def _run(self, end: socket.socket) -> None:
-        own.life = Life(Folder(self.swarm.folder / "run", self.peer), self.fault)
+        own.life = Life(Folder(self.swarm.folder, "run", self.peer), self.fault)
         try:
             self.courier = Courier(self.settings, Channel(end), self.numbers, self.given, self.state_fd)
             self.courier.run()

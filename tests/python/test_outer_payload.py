@@ -123,13 +123,14 @@ def test_an_optimizer_that_keeps_too_much_is_refused_by_name(memfd: int) -> None
 
 
 def test_a_value_of_another_key_or_peer_is_refused(tmp_path: pathlib.Path) -> None:
-    one, other = (Sealed(Folder(tmp_path, name), name, "run", "secret") for name in ("one", "other"))
+    one, other = (Sealed(Folder(tmp_path, "a/run", name), name, "run", "secret") for name in ("one", "other"))
     one.publish("record", b"value")
+    assert one.address() == str(tmp_path)
     assert other.fetch("record", "one", time.monotonic()) == b"value"
     with pytest.raises(Absent):
         other.fetch("record", "one", time.monotonic(), known=b"value")
     for place in ("one/mean", "other/record"):
-        (tmp_path / place).write_bytes((tmp_path / "one/record").read_bytes())
+        (tmp_path / "a/run" / place).write_bytes((tmp_path / "a/run/one/record").read_bytes())
     for reader, key, peer in ((other, "mean", "one"), (one, "record", "other")):
         with pytest.raises(Absent, match="seal"):
             reader.fetch(key, peer, time.monotonic())

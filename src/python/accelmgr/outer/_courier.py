@@ -75,7 +75,7 @@ def transport_of(settings: Settings, places: dict[str, str]) -> Transport:
         seeds = [] if settings.place == "p2p" else settings.place.split(",")
         transport = Hivemind(peer, run, secret, seeds, settings.listen, settings.advertise, places)
     elif "/" in settings.place:
-        transport = Folder(os.path.join(settings.place, run), peer)
+        transport = Folder(settings.place, run, peer)
     else:
         seeds = settings.place.split(",")
         transport = Http(peer, run, secret, seeds, settings.listen, settings.advertise, places)

@@ -17,8 +17,8 @@ POLL_S = 0.02
 class Folder:
     """A transport. Each peer has a folder there, and a file in it for each key."""
 
-    def __init__(self, path: str | os.PathLike[str], peer: str) -> None:
-        self._root, self._peer = pathlib.Path(path), peer
+    def __init__(self, place: str | os.PathLike[str], run: str, peer: str) -> None:
+        self._place, self._root, self._peer = pathlib.Path(place), pathlib.Path(place, run), peer
         (self._root / peer).mkdir(parents=True, exist_ok=True)
 
     def _file(self, peer: str, key: str) -> pathlib.Path:
@@ -44,7 +44,7 @@ class Folder:
             time.sleep(POLL_S)  # A network's file system tells nobody that a file has come.
 
     def address(self) -> str:
-        return str(self._root.parent)
+        return str(self._place)
 
     def peers(self) -> set[str]:
         return {entry.name for entry in self._root.iterdir() if entry.name != self._peer}
