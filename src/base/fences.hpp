@@ -1,5 +1,5 @@
-// Fences for processors that order less than x86 does; on x86 they cost nothing. The thread sanitizer knows no
-// fences, and sees one process alone: there they hold the compiler only.
+// Fences for processors that order less than x86 does; on x86 they cost nothing. The thread sanitizer knows
+// no fences, and sees one process alone: there they hold the compiler only.
 #pragma once
 
 #include <atomic>
