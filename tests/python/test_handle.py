@@ -51,7 +51,7 @@ def test_a_host_that_awaits_makes_its_steps_in_threads(shared):
             nonlocal counted
             while not is_over:
                 counted += 1
-                await asyncio.sleep(0)  # No wait, here and below: it lets the loop do something else.
+                await asyncio.sleep(0)  # Waits for no time, here and below: it gives the other tasks their turn.
 
         counting = asyncio.create_task(count())
         first = shared.statistics().steps

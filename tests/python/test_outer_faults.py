@@ -90,9 +90,9 @@ class Life:
             halfway()
             self.is_dead = True
             raise Killed
-        if kind == "stopped":  # The fault itself: all threads of the courier stand still.
+        if kind == "stopped":
             while self._fault.lasts:
-                time.sleep(0.01)
+                time.sleep(0.01)  # The fault itself: all threads of the courier stand still until it is over.
         if kind == "full disk" and self._fault.lasts and not call.startswith("fetch"):
             raise OSError(28, "No space left on device")
         if kind == "cut off" and self._fault.lasts and call.startswith("fetch"):

@@ -140,5 +140,6 @@ using accelmgr::weak_memory::modelled_fence;
 #define atomic Modelled
 #define syscall accelmgr::weak_memory::futex_call
 #define atomic_thread_fence modelled_fence
-#define static_assert(...) static_assert(true)  // Of the sizes of atomics.
+// The sources assert the sizes of structures with atomics. Modelled ones are larger.
+#define static_assert(...) static_assert(true)
 // NOLINTEND

@@ -7,7 +7,6 @@
 
 #include <future>
 #include <string>
-#include <string_view>
 
 #include "accelmgr/communicator.hpp"
 #include "base/ipc/network.hpp"
@@ -75,12 +74,7 @@ TEST(TcpStore, ErasesAllKeysButThoseOfAPrefix) {
   const auto stores = make_pair_of_stores();
   for (const auto* key : {"a", "kept/a", "b/kept/c"}) stores.client->set(key, "1");
   stores.client->add("sum", 4);
-  try {
-    stores.server->erase_all_but("kept/");
-  } catch (const Error& error) {
-    if (std::string_view(error.what()).find("needs torch") == std::string_view::npos) throw;
-    GTEST_SKIP() << error.what();
-  }
+  stores.server->erase_all_but("kept/");
   EXPECT_TRUE(stores.client->has("kept/a"));
   for (const auto* key : {"a", "b/kept/c", "sum"}) EXPECT_FALSE(stores.client->has(key)) << key;
   EXPECT_EQ(stores.client->add("sum", 1), 1);
