@@ -7,6 +7,8 @@
 #include <memory>
 #include <span>
 
+#include "base/ipc/pages.hpp"
+
 namespace accelmgr::test {
 
 /// Zeros; at least one page.
@@ -20,7 +22,7 @@ class Pages {
   std::span<std::byte> span() const { return {data_.get(), bytes_}; }
 
  private:
-  static constexpr std::size_t page = 4096;
+  static constexpr std::size_t page = ipc::largest_page_bytes;
   struct Free {
     void operator()(std::byte* data) const { std::free(data); }
   };

@@ -2,6 +2,7 @@
 # Functions of `tools/wheel --for`, which sources this file after common.sh: compiler, libraries and headers that build the
 # extension module for Linux with an older C library, or for another processor. All lies in build/zig, and stays there.
 # shellcheck disable=SC2154 # tools/wheel sets `own_python`, and common.sh `root`.
+. "$root/tools/debian.sh"
 
 zig_cache=$root/build/zig
 
@@ -45,42 +46,10 @@ prepare_zig() {
   fi
 }
 
-# debian SUITE ARCHITECTURE COMMAND...: apt-get, with Debian's packages alone and with lists of its own. Those of this machine
-# stay as they are, so it needs no root.
-debian() {
-  local state=$zig_cache/apt-$1-$2 mirror options
-  options=(--quiet -o "Dir::State::Lists=$state/lists" -o Dir::State::status=/dev/null -o "Dir::Cache=$state/cache"
-    -o "Dir::Etc::SourceList=$state/sources.list" -o Dir::Etc::SourceParts=/dev/null -o APT::Sandbox::User=root
-    -o "APT::Architecture=$2" -o "APT::Architectures=$2")
-  if [[ ! -f $state/ready ]]; then
-    # shellcheck disable=SC2016 # apt expands this.
-    mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 'Origin: Debian' 'Component: main' | head -n 1)
-    [[ -n $mirror ]] || fail "apt knows no mirror of Debian, which has the libraries and headers"
-    mkdir -p "$state/lists/partial" "$state/cache/archives/partial"
-    printf '%s %s %s main\n' deb "$mirror" "$1" deb-src "$mirror" "$1" >"$state/sources.list"
-    quietly apt-get "${options[@]}" update
-    touch "$state/ready"
-  fi
-  quietly apt-get "${options[@]}" "${@:3}"
-}
-
-# unpacked SUITE PACKAGE: fetches a package for the processor, and prints the folder of its files.
-unpacked() {
-  local folder=$zig_cache/$1-$debian_architecture-$2
-  if [[ ! -d $folder ]]; then
-    rm -rf -- "$folder.new"
-    mkdir -p "$folder.new"
-    (cd -- "$folder.new" && debian "$1" "$debian_architecture" download "$2" && dpkg-deb --extract "$2"_*.deb . && rm -- "$2"_*.deb) ||
-      return 1
-    mv -- "$folder.new" "$folder"
-  fi
-  printf '%s\n' "$folder"
-}
-
 # python_headers SUITE VERSION: prints the folders of Python's headers, as a list of CMake.
 python_headers() {
   local files
-  files=$(unpacked "$1" "libpython$2-dev") || return 1
+  files=$(unpacked "$1" "$debian_architecture" "libpython$2-dev") || return 1
   printf '%s\n' "$files/usr/include/python$2;$files/usr/include"
 }
 
@@ -107,7 +76,7 @@ zig_tools() {
 zig_libraries() {
   local suite source files sources
   suite=$(. /etc/os-release && printf '%s' "$VERSION_CODENAME")
-  files=$(unpacked "$suite" libgcc-s1) || return 1
+  files=$(unpacked "$suite" "$debian_architecture" libgcc-s1) || return 1
   ln -sf "$(find "$files" -name libgcc_s.so.1)" "$zig_folder/lib/"
   # Links, for the compiler must see nothing else of /usr/include.
   ln -sfn /usr/include/boost "$zig_folder/include/boost"

@@ -22,7 +22,7 @@ set(Python_INCLUDE_DIRS ${_headers})  # nanobind_build_library() reads it.
 nanobind_build_library(nanobind-static-abi3 AS_SYSINCLUDE)
 target_compile_definitions(nanobind-static-abi3 PUBLIC Py_LIMITED_API=0x030C0000)
 get_target_property(_sources _native SOURCES)
-list(FILTER _sources INCLUDE REGEX "^[a-z_]+[.]cpp$")
+list(FILTER _sources INCLUDE REGEX "^[a-z_]+(/[a-z_]+)?[.]cpp$")
 list(TRANSFORM _sources PREPEND ${PROJECT_SOURCE_DIR}/src/python/)
 add_library(_native_stable MODULE EXCLUDE_FROM_ALL ${_sources})
 target_link_libraries(_native_stable PRIVATE nanobind-static-abi3 accelmgr_flags)

@@ -62,6 +62,8 @@ ACCELMGR_INLINE Floats widen_float16(Halves v) {
   return reinterpret_cast<Floats>(_mm512_maskz_cvtph_ps(all_lanes, reinterpret_cast<__m256i>(v)));
 #elif defined(__F16C__)
   return reinterpret_cast<Floats>(_mm256_cvtph_ps(reinterpret_cast<__m128i>(v)));
+#elif defined(__aarch64__)
+  return reinterpret_cast<Floats>(vcvt_f32_f16(reinterpret_cast<float16x4_t>(v)));
 #else
   const Words half = __builtin_convertvector(v, Words);
   const Words exponent = (half & 0x7c00u) << 13;
@@ -86,6 +88,8 @@ ACCELMGR_INLINE Halves narrow_float16(Floats v) {
 #elif defined(__F16C__)
   return reinterpret_cast<Halves>(
       _mm256_cvtps_ph(reinterpret_cast<__m256>(v), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+#elif defined(__aarch64__)
+  return reinterpret_cast<Halves>(vcvt_f16_f32(reinterpret_cast<float32x4_t>(v)));
 #else
   const Words bits = reinterpret_cast<Words>(v);
   const Words magnitude = bits & 0x7fffffffu;

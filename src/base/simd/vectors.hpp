@@ -13,6 +13,8 @@
 
 #if defined(__SSE2__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #define ACCELMGR_INLINE __attribute__((always_inline)) inline
@@ -80,6 +82,9 @@ ACCELMGR_INLINE V square_roots(V v) {
 #elif defined(__SSE2__)
   if constexpr (is_single) return reinterpret_cast<V>(_mm_sqrt_ps(reinterpret_cast<__m128>(v)));
   return reinterpret_cast<V>(_mm_sqrt_pd(reinterpret_cast<__m128d>(v)));
+#elif defined(__aarch64__)
+  if constexpr (is_single) return reinterpret_cast<V>(vsqrtq_f32(reinterpret_cast<float32x4_t>(v)));
+  return reinterpret_cast<V>(vsqrtq_f64(reinterpret_cast<float64x2_t>(v)));
 #else
   for (std::size_t lane = 0; lane < sizeof v / sizeof(v[0]); ++lane) v[lane] = std::sqrt(v[lane]);
   return v;

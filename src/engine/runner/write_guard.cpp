@@ -15,6 +15,7 @@
 
 #include "accelmgr/errors.hpp"
 #include "base/ipc/memory.hpp"
+#include "base/ipc/pages.hpp"
 #include "engine/runner/process.hpp"
 #include "engine/session/attempt.hpp"
 
@@ -138,12 +139,11 @@ void restore(Region& region) {
 
 WriteGuard::WriteGuard(const session::RunnerView& runner, const session::Manifest& manifest)
     : manifest_(manifest) {
-  constexpr std::size_t page = 4096;
   const auto& session = runner.session();
   guarded = &runner;
   auto& region = regions[0];
   region.begin = runner.parameters();
-  region.bytes = (session.header().bytes.parameters + page - 1) / page * page;
+  region.bytes = session::align_up(session.header().bytes.parameters, ipc::largest_page_bytes);
   region.fd = session.fds().front();
   region.offset = static_cast<off_t>(session.parameters_offset());
   const stack_t stack{.ss_sp = handler_stack, .ss_flags = 0, .ss_size = sizeof handler_stack};

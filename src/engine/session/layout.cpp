@@ -11,6 +11,7 @@
 #include "accelmgr/errors.hpp"
 #include "base/enum_names.hpp"
 #include "base/fnv1a.hpp"
+#include "base/ipc/pages.hpp"
 
 namespace accelmgr::session {
 
@@ -85,28 +86,29 @@ void plan_layout(const Extent& extent, Header& header) {
   header.incidents = region(sizeof(Incident) * max_incidents, region_alignment);
   header.history = region(sizeof(StepHistory), region_alignment);
   header.manifest_bytes = extent.manifest_bytes;
-  header.manifest = region(extent.manifest_bytes, 4096);
+  header.manifest = region(extent.manifest_bytes, ipc::largest_page_bytes);
   header.unfrozen = region(extent.tensors * sizeof(std::uint32_t), region_alignment);
   header.updated = region(extent.tensors * sizeof(UpdatedTensor), region_alignment);
   header.copy_bytes = align_up(sizeof(Counters), region_alignment) +
                       align_up(extent.tensors * sizeof(Count), region_alignment) +
                       ranks * (generator_bytes + header.buffer_bytes) + header.buffer_bytes;
   header.copies = region(2 * header.copy_bytes, region_alignment);
-  header.undo = region(ranks * max_parts * image_bytes, 4096);
+  header.undo = region(ranks * max_parts * image_bytes, ipc::largest_page_bytes);
   // In a queue the numbers of elements of all slots come first, then the slots.
   header.queue_bytes = sizeof(Queue) + align_up(header.slots * sizeof(std::uint64_t), region_alignment) +
                        header.slots * header.slot_bytes + queue_guard_bytes;
-  header.queues = region(ranks * header.queue_bytes, 4096);
+  header.queues = region(ranks * header.queue_bytes, ipc::largest_page_bytes);
   header.spans = region(span_rings(extent.ranks) * sizeof(SpanRing), region_alignment);
   header.parameters = region(extent.bytes.parameters, big_region_alignment);
   header.snapshot = extent.has_snapshot ? region(extent.bytes.parameters, big_region_alignment) : 0;
   header.gradients = region(extent.bytes.gradient_room, big_region_alignment);
   header.moments = region(2 * extent.bytes.trained, big_region_alignment);
-  header.total_bytes = align_up(at, 4096);
+  header.total_bytes = align_up(at, ipc::largest_page_bytes);
 
   const bool big = extent.bytes.slab >= big_region_alignment;
-  header.slab_data_offset = align_up(extent.tensors * sizeof(Tag), big ? big_region_alignment : 4096);
-  header.slab_bytes = align_up(header.slab_data_offset + extent.bytes.slab_room, 4096);
+  header.slab_data_offset =
+      align_up(extent.tensors * sizeof(Tag), big ? big_region_alignment : ipc::largest_page_bytes);
+  header.slab_bytes = align_up(header.slab_data_offset + extent.bytes.slab_room, ipc::largest_page_bytes);
 }
 
 void plan_stated_layout(const Header& header, std::uint64_t bytes, Header& plan) {

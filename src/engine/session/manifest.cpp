@@ -8,6 +8,7 @@
 
 #include "accelmgr/errors.hpp"
 #include "base/checked_fields.hpp"
+#include "base/ipc/pages.hpp"
 #include "engine/session/strided.hpp"
 
 namespace accelmgr::session {
@@ -342,7 +343,7 @@ void allocate_unfrozen(const Session& session, const Manifest& manifest, int ran
 }
 
 std::uint64_t manifest_bytes(const Manifest& manifest) {
-  return align_up(sizeof(std::uint64_t) + encode(manifest).size(), 4096);
+  return align_up(sizeof(std::uint64_t) + encode(manifest).size(), ipc::largest_page_bytes);
 }
 
 void write_manifest(const Manifest& manifest, std::span<std::byte> region) {

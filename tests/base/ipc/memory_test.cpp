@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "accelmgr/errors.hpp"
+#include "base/ipc/pages.hpp"
 #include "processes.hpp"
 #include "system_call.hpp"
 
@@ -279,8 +280,9 @@ TEST(Populate, OfAPartTouchesItsPagesOnly) {
 }
 
 TEST(Mapping, ThatIsKeptFromChildrenIsNotInThem) {
-  const auto fd = create_memfd("kept", 8192);
-  const Mapping kept(fd.get(), 0, 4096, Access::read_write), given(fd.get(), 4096, 4096, Access::read_write);
+  const auto fd = create_memfd("kept", 2 * largest_page_bytes);
+  const Mapping kept(fd.get(), 0, largest_page_bytes, Access::read_write);
+  const Mapping given(fd.get(), largest_page_bytes, largest_page_bytes, Access::read_write);
   kept.keep_from_children();
   kept.data()[0] = given.data()[0] = std::byte{7};
   const auto mapped = [](const Mapping& mapping) {

@@ -6,7 +6,7 @@ namespace accelmgr::collective::shm {
 namespace {
 
 constexpr std::uint64_t whole_pages(std::uint64_t bytes) noexcept {
-  return (bytes + page_bytes - 1) / page_bytes * page_bytes;
+  return (bytes + ipc::largest_page_bytes - 1) / ipc::largest_page_bytes * ipc::largest_page_bytes;
 }
 
 }  // namespace

@@ -25,6 +25,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "base/ipc/pages.hpp"
 #include "launcher/collective/shm/parking.hpp"
 #include "launcher/collective/signature/signature.hpp"
 
@@ -40,7 +41,6 @@ constexpr std::size_t spinning_half_bytes = std::size_t{256} << 10;
 /// than parking_half_ranks ranks have halves of spinning_half_bytes.
 constexpr std::size_t parking_half_bytes = std::size_t{1} << 20;
 constexpr int parking_half_ranks = 64;
-constexpr std::size_t page_bytes = 4096;
 
 struct Header {
   // Written by the creator of the world; constant afterwards.
@@ -100,7 +100,8 @@ struct alignas(64) Member {
 static_assert(sizeof(Header) <= 256 && sizeof(Rank) == 192 && sizeof(Slot) % 64 == 0);
 static_assert(offsetof(Post, signature) + offsetof(Signature, shape) + 4 * sizeof(std::int64_t) == 64);
 static_assert(sizeof(Post) == 192 && sizeof(Member) == 64 + 2 * 192 + most_ranks / 8);
-static_assert(spinning_half_bytes % page_bytes == 0 && parking_half_bytes % page_bytes == 0);
+static_assert(spinning_half_bytes % ipc::largest_page_bytes == 0 &&
+              parking_half_bytes % ipc::largest_page_bytes == 0);
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free && std::atomic<Presence>::is_always_lock_free);
 
 /// Fills in sizes and offsets for `ranks` ranks; leaves `magic` 0.

@@ -92,7 +92,7 @@ base::UniqueFd create_world(int size, Waiting waiting) {
   check_available(plan.controls + plan.control_bytes + plan.data_bytes);
   auto fd = ipc::create_memfd("accelmgr-world", plan.total_bytes, ipc::Allocate::later);
   allocate_range(fd.get(), 0, plan.controls);
-  const ipc::Mapping mapping(fd.get(), 0, page_bytes, ipc::Access::read_write);
+  const ipc::Mapping mapping(fd.get(), 0, sizeof(Header), ipc::Access::read_write);
   auto& header = *reinterpret_cast<Header*>(mapping.data());
   plan_layout(static_cast<std::uint32_t>(size), parks, header);
   header.magic.store(magic, std::memory_order_release);
