@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "accelmgr/errors.hpp"
+#include "base/ipc/pages.hpp"
 #include "base/log.hpp"
 #include "engine/data/loader.hpp"
 #include "engine/session/batch_queue.hpp"
@@ -140,7 +141,7 @@ class ReusedSession {
     static std::multimap<Key, Made> all;
     return all;
   }
-  static constexpr std::size_t page = 4096;
+  static constexpr std::size_t page = ipc::largest_page_bytes;
 
   /// From `control` up to the parameters, which begin a page.
   std::span<std::byte> state() {

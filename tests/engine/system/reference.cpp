@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "base/ipc/pages.hpp"
 #include "engine/replica/model.hpp"
 #include "engine/session/layout.hpp"
 #include "engine/session/strided.hpp"
@@ -53,7 +54,7 @@ struct Reference::Bound final : RunnerSide {
 
   /// Whole pages, as the master has them: a device registers pages, and no page twice.
   std::byte* pages(std::size_t bytes) {
-    constexpr std::uintptr_t page = 4096;
+    constexpr auto page = std::uintptr_t{ipc::largest_page_bytes};
     memory.emplace_back(session::align_up(bytes, page) + page);
     auto* begin = memory.back().data();
     return begin + (page - reinterpret_cast<std::uintptr_t>(begin) % page) % page;
