@@ -13,4 +13,9 @@ constexpr std::size_t largest_page_bytes = 4096;
 constexpr std::size_t largest_page_bytes = std::size_t{64} << 10;  // Kernels of aarch64 have 4, 16 or 64 KiB.
 #endif
 
+/// `bytes`, rounded up to pages of that size.
+constexpr std::size_t whole_pages(std::size_t bytes) noexcept {
+  return (bytes + largest_page_bytes - 1) / largest_page_bytes * largest_page_bytes;
+}
+
 }  // namespace accelmgr::ipc

@@ -143,7 +143,7 @@ WriteGuard::WriteGuard(const session::RunnerView& runner, const session::Manifes
   guarded = &runner;
   auto& region = regions[0];
   region.begin = runner.parameters();
-  region.bytes = session::align_up(session.header().bytes.parameters, ipc::largest_page_bytes);
+  region.bytes = ipc::whole_pages(session.header().bytes.parameters);
   region.fd = session.fds().front();
   region.offset = static_cast<off_t>(session.parameters_offset());
   const stack_t stack{.ss_sp = handler_stack, .ss_flags = 0, .ss_size = sizeof handler_stack};

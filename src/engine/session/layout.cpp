@@ -103,12 +103,12 @@ void plan_layout(const Extent& extent, Header& header) {
   header.snapshot = extent.has_snapshot ? region(extent.bytes.parameters, big_region_alignment) : 0;
   header.gradients = region(extent.bytes.gradient_room, big_region_alignment);
   header.moments = region(2 * extent.bytes.trained, big_region_alignment);
-  header.total_bytes = align_up(at, ipc::largest_page_bytes);
+  header.total_bytes = ipc::whole_pages(at);
 
   const bool big = extent.bytes.slab >= big_region_alignment;
   header.slab_data_offset =
       align_up(extent.tensors * sizeof(Tag), big ? big_region_alignment : ipc::largest_page_bytes);
-  header.slab_bytes = align_up(header.slab_data_offset + extent.bytes.slab_room, ipc::largest_page_bytes);
+  header.slab_bytes = ipc::whole_pages(header.slab_data_offset + extent.bytes.slab_room);
 }
 
 void plan_stated_layout(const Header& header, std::uint64_t bytes, Header& plan) {

@@ -343,7 +343,7 @@ void allocate_unfrozen(const Session& session, const Manifest& manifest, int ran
 }
 
 std::uint64_t manifest_bytes(const Manifest& manifest) {
-  return align_up(sizeof(std::uint64_t) + encode(manifest).size(), ipc::largest_page_bytes);
+  return ipc::whole_pages(sizeof(std::uint64_t) + encode(manifest).size());
 }
 
 void write_manifest(const Manifest& manifest, std::span<std::byte> region) {

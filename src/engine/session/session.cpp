@@ -107,7 +107,7 @@ Session Session::attach(std::vector<base::UniqueFd> fds, int protect_for_rank, b
   Session session(std::move(fds), std::move(map), std::move(slabs), std::move(header));
   if (const auto bytes = session.header().bytes.parameters;
       protect_parameters && bytes > 0 &&
-      mprotect(session.parameters(), align_up(bytes, ipc::largest_page_bytes), PROT_READ) != 0)
+      mprotect(session.parameters(), ipc::whole_pages(bytes), PROT_READ) != 0)
     throw SystemError("mprotect of the master parameters", errno);
   return session;
 }

@@ -61,10 +61,7 @@ void Group::check_process(std::string_view call) const {
 
 std::byte* Group::next_half(std::size_t bytes) {
   if (bytes > half_has_bytes_) {
-    const auto enough = std::min(
-        std::max((bytes + ipc::largest_page_bytes - 1) / ipc::largest_page_bytes * ipc::largest_page_bytes,
-                 first_bytes),
-        half_bytes_);
+    const auto enough = std::min(std::max(ipc::whole_pages(bytes), first_bytes), half_bytes_);
     for (const std::uint64_t round : {0, 1}) {
       const auto offset = static_cast<std::uint64_t>(half_of(me_, round) - data_.data());
       allocate_range(world_->memory().fd(), world_->memory().data_offset(claim_.slot) + offset, enough);

@@ -3,13 +3,6 @@
 #include "base/fnv1a.hpp"
 
 namespace accelmgr::collective::shm {
-namespace {
-
-constexpr std::uint64_t whole_pages(std::uint64_t bytes) noexcept {
-  return (bytes + ipc::largest_page_bytes - 1) / ipc::largest_page_bytes * ipc::largest_page_bytes;
-}
-
-}  // namespace
 
 void plan_layout(std::uint32_t ranks, bool parks, Header& header) noexcept {
   header.layout_version = layout_version;
@@ -18,8 +11,8 @@ void plan_layout(std::uint32_t ranks, bool parks, Header& header) noexcept {
   const std::uint64_t n = ranks;
   header.rank_lines = 256;
   header.slots = header.rank_lines + n * sizeof(Rank);
-  header.controls = whole_pages(header.slots + slots * sizeof(Slot));
-  header.control_bytes = whole_pages(sizeof(Control) + n * sizeof(Member));
+  header.controls = ipc::whole_pages(header.slots + slots * sizeof(Slot));
+  header.control_bytes = ipc::whole_pages(sizeof(Control) + n * sizeof(Member));
   header.data = header.controls + slots * header.control_bytes;
   header.parks = parks ? 1 : 0;
   header.half_bytes = parks && ranks <= parking_half_ranks ? parking_half_bytes : spinning_half_bytes;
