@@ -93,11 +93,10 @@ void CheckpointWriter::begin_with(const std::string& path) {
 
 void CheckpointWriter::run() {
   for (;;) {
-    const auto& save = [this]() -> const protocol::Save& {
-      std::unique_lock lock(mutex_);
-      changed_.wait(lock, [this] { return !queue_.empty(); });
-      return queue_.front();
-    }();
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return !queue_.empty(); });
+    const auto& save = queue_.front();
+    lock.unlock();
     protocol::Saved saved{
         .step = save.step, .path = {}, .bytes = 0, .write_ms = 0, .error = {}, .warnings = {}};
     const auto begin = base::now_ns();
@@ -123,7 +122,7 @@ void CheckpointWriter::run() {
                    .rank = -1,
                    .activity = session::Activity::write_checkpoint});
     tell_(std::move(saved));
-    const std::lock_guard lock(mutex_);
+    lock.lock();
     if (save.lock) ipc::keep_in_forks(save.lock.get());
     queue_.pop_front();
     changed_.notify_all();
