@@ -174,12 +174,13 @@ std::uint64_t session_bytes(const Header& header, int ranks) {
 }
 
 std::uint64_t build_fingerprint() noexcept {
-  // What must be equal in two programs that share this memory.
-  return base::fnv1a(
-      {std::uint64_t{layout_version}, std::uint64_t{sizeof(Header)}, std::uint64_t{sizeof(Control)},
-       std::uint64_t{sizeof(RankRecord)}, std::uint64_t{sizeof(Counters)}, std::uint64_t{sizeof(Queue)},
-       std::uint64_t{sizeof(Sharding)}, std::uint64_t{sizeof(Incident)}, std::uint64_t{sizeof(StepHistory)},
-       std::uint64_t{sizeof(SpanRing)}, std::uint64_t{__cplusplus}, std::uint64_t{__GNUC__}});
+  // What must be equal in two programs that share this memory. They may be of different compilers, a wheel's
+  // clang and this machine's g++, for all of Linux lay out a struct alike.
+  return base::fnv1a({std::uint64_t{layout_version}, std::uint64_t{sizeof(Header)},
+                      std::uint64_t{sizeof(Control)}, std::uint64_t{sizeof(RankRecord)},
+                      std::uint64_t{sizeof(Counters)}, std::uint64_t{sizeof(Queue)},
+                      std::uint64_t{sizeof(Sharding)}, std::uint64_t{sizeof(Incident)},
+                      std::uint64_t{sizeof(StepHistory)}, std::uint64_t{sizeof(SpanRing)}});
 }
 
 }  // namespace accelmgr::session

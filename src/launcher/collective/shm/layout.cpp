@@ -25,8 +25,7 @@ std::uint64_t build_fingerprint() noexcept {
   return base::fnv1a({std::uint64_t{layout_version}, std::uint64_t{sizeof(Header)},
                       std::uint64_t{sizeof(Rank)}, std::uint64_t{sizeof(Slot)},
                       std::uint64_t{sizeof(Control)}, std::uint64_t{sizeof(Member)}, std::uint64_t{slots},
-                      std::uint64_t{spinning_half_bytes}, std::uint64_t{parking_half_bytes},
-                      std::uint64_t{__cplusplus}, std::uint64_t{__GNUC__}});
+                      std::uint64_t{spinning_half_bytes}, std::uint64_t{parking_half_bytes}});
 }
 
 }  // namespace accelmgr::collective::shm

@@ -24,9 +24,11 @@ def renew() -> None:
 
 
 def _renew_executors(module: Any) -> None:
-    for thread in list(module._threads_queues):
-        reference, *_ = getattr(thread, "_args", None) or (lambda: None,)
-        if (pool := reference()) is None:
+    # The threads that the process had when it forked. Where the module lists those of its pools, Python 3.13 clears.
+    for thread in list(threading._dangling):  # type: ignore[attr-defined]
+        if getattr(thread, "_target", None) is not module._worker:
+            continue
+        if (pool := thread._args[0]()) is None:
             continue
         pool._threads = set()
         pool._work_queue = queue.SimpleQueue()
