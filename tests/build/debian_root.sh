@@ -17,7 +17,7 @@ make_roots() {
   echo "== an empty Debian: $suite"
   debootstrap --variant=minbase ${packages:+--include="$packages"} "$suite" "$roots/$1" >"$roots/log" 2>&1 ||
     { cat "$roots/log"; return 1; }
-  cp -- /etc/resolv.conf "$roots/$1/etc/resolv.conf"
+  cp -- /etc/resolv.conf /etc/hosts "$roots/$1/etc/"
   mkdir "$roots/$1/test"
   for name in "${@:2}"; do
     cp --archive -- "$roots/$1" "$roots/$name"

@@ -174,6 +174,7 @@ def test_a_peer_that_stops_or_dies_is_gone_in_time_and_leaves_no_process(one: Hi
         assert one.fetch("key", "other", in_time()) == b"value"
         threads = threading.active_count()
         os.kill(other.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, other.pid, os.WSTOPPED)
         began = time.monotonic()
         with pytest.raises(Absent) as absent:
             one.fetch("key", "other", began + 0.5)
