@@ -5,6 +5,7 @@ from __future__ import annotations
 import dis
 import os
 import sys
+import threading
 from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any
@@ -35,33 +36,60 @@ class Places:
         self._left = number
         self.where = ""
 
+    def _comes_to(self, frame: FrameType, last: int) -> None:
+        """Before each instruction; last: the offset of the one before it in this frame, or -1."""
+        if last in _looks_of(frame.f_code) and not self.where:
+            if self._left == 0:
+                self.where = f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+                raise Interrupted(self.where)
+            self._left -= 1
+
     def _trace(self, frame: FrameType, event: str, argument: Any) -> Any:
         if os.path.dirname(frame.f_code.co_filename) == HERE:
             return None
         frame.f_trace_opcodes = True
         frame.f_trace_lines = False
-        looks = _looks_of(frame.f_code)
         before = -1
 
         def inside(frame: FrameType, event: str, argument: Any) -> Any:
             nonlocal before
             if event == "opcode":
                 last, before = before, frame.f_lasti
-                if last in looks and not self.where:
-                    if self._left == 0:
-                        self.where = f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
-                        raise Interrupted(self.where)
-                    self._left -= 1
+                self._comes_to(frame, last)
             return inside
 
         return inside
 
     def run(self, call: Callable[[], Any]) -> Any:
+        if sys.version_info >= (3, 12):
+            return self._run_monitored(call)
         sys.settrace(self._trace)
         try:
             return call()
         finally:
             sys.settrace(None)
+
+    def _run_monitored(self, call: Callable[[], Any]) -> Any:
+        """settrace() tells of no instructions of a function that is called for the first time."""
+        monitoring: Any = sys.monitoring  # type: ignore[attr-defined]
+        this_thread, before = threading.get_ident(), dict[FrameType, int]()
+
+        def instruction(code: CodeType, offset: int) -> None:
+            if threading.get_ident() == this_thread and os.path.dirname(code.co_filename) != HERE:
+                frame = sys._getframe(1)
+                last, before[frame] = before.get(frame, -1), offset
+                self._comes_to(frame, last)
+
+        monitoring.use_tool_id(monitoring.PROFILER_ID, "interruptions")
+        monitoring.register_callback(monitoring.PROFILER_ID, monitoring.events.INSTRUCTION, instruction)
+        monitoring.set_events(monitoring.PROFILER_ID, monitoring.events.INSTRUCTION)
+        try:
+            return call()
+        finally:
+            monitoring.set_events(monitoring.PROFILER_ID, 0)
+            monitoring.register_callback(monitoring.PROFILER_ID, monitoring.events.INSTRUCTION, None)
+            before.clear()  # Frames keep what they have.
+            monitoring.free_tool_id(monitoring.PROFILER_ID)
 
 
 def interrupted_at(number: int, call: Callable[[], Any]) -> tuple[str, Any]:
