@@ -26,7 +26,7 @@ prepare_zig() {
     3.11) headers=$(python_headers bookworm 3.11) ;;
     3.12) headers=$(python_headers trixie 3.13) ;; # Debian has none of 3.12. A module for several has what these share.
     *) [[ -f $headers/pyconfig.h ]] ||
-      fail "there are no headers of Python $version: name a program of it that has them (Debian's mirror has those of 3.11 and newer)" ;;
+      fail "there are no headers of Python $version: name a program of it that has them (Debian has those of 3.11 and newer)" ;;
   esac
 
   zig_tools
