@@ -51,10 +51,15 @@ def descent(parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
 
 
 class Fault:
-    """What happens to one peer at its call number `at`, of its transport or of a write of its state."""
+    """What happens to one peer at its call number `at`.
+
+    A call is one of the courier's transport, or a write of its state; if `kind` is of a host, a message that the host
+    hears or sends.
+    """
 
     def __init__(self, kind: str, at: int) -> None:
         self.kind, self.at = kind, at
+        self.is_of_host = kind.startswith("host")
         self.calls = 0
         self.trace: list[str] = []
         self.ends_at = float("inf")
@@ -84,6 +89,8 @@ class Life:
     def meet(self, call: str, halfway: Callable[[], object] = lambda: None) -> None:
         if self.is_dead:
             raise Killed
+        if self._fault.is_of_host:
+            return
         begins = self._fault.begins(call)
         kind = self._fault.kind
         if begins and kind in ("killed", "gone"):
@@ -133,7 +140,7 @@ class Host:
         self.swarm, self.index, self.fault = swarm, index, fault
         self.peer = f"p{index}"
         # Without it a peer waits for ever if the last round had two members and the other one is gone.
-        min_peers = 2 if swarm.kind == "gone" else None
+        min_peers = 2 if swarm.kind in ("gone", "host gone") else None
         options = {
             "kind": "float32",
             "bound": None,
@@ -166,6 +173,7 @@ class Host:
         ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.channel = Channel(ends[0])
         self.courier: Courier | None = None
+        self.life = Life(Folder(self.swarm.folder, "run", self.peer), self.fault)
         self.thread = threading.Thread(target=self._run, args=(ends[1],), daemon=True)
         self.thread.start()
         self.tell(merged=self.merged, used=self.used, is_first=True)
@@ -173,7 +181,7 @@ class Host:
             self.tell(offer=self.offered, **self.counts)
 
     def _run(self, end: socket.socket) -> None:
-        own.life = Life(Folder(self.swarm.folder, "run", self.peer), self.fault)
+        own.life = self.life
         try:
             self.courier = Courier(self.settings, Channel(end), self.numbers, self.given, self.state_fd)
             self.courier.run()
@@ -184,7 +192,21 @@ class Host:
             end.shutdown(socket.SHUT_RDWR)
             end.close()
 
+    def meet(self, call: str) -> None:
+        if self.fault.is_of_host and self.fault.begins(call) and self.fault.kind == "host gone":
+            raise Killed
+
     def act(self) -> None:
+        if self.fault.is_of_host and self.fault.lasts:
+            return  # The fault itself: it is stopped.
+        try:
+            self._act()
+        except Killed:  # With it the kernel kills its courier.
+            self.life.is_dead = self.is_gone = True
+            self.channel.close()
+            self.thread.join(BOUND_S)
+
+    def _act(self) -> None:
         try:
             while (message := self.channel.receive(may_wait=False)) is not None:
                 self.hear(message)
@@ -197,9 +219,10 @@ class Host:
             return
         stands = [self.status.lineage, self.status.round]
         given = self.given.ranges()
-        elements = [(element, number != AGAIN) for begin, end, number in given for element in range(begin, end)]
+        elements = [(element, each.number != AGAIN) for each in given for element in range(each.begin, each.end)]
         if not (has_elements := len(elements) >= self.used + STEP):
-            self.given.wait(len(given))
+            self.given.reader = len(given), 0
+            self.given.wait()
         if (
             self.status.is_ready
             and self.merged == stands
@@ -219,6 +242,7 @@ class Host:
 
     def hear(self, message: dict[str, Any]) -> None:
         assert "failed" not in message, message
+        self.meet(f"hear {sorted(message)}")
         if "warning" in message:
             self.warnings.append(message["warning"])
         if "status" in message:
@@ -233,6 +257,7 @@ class Host:
             self.tell(merged=self.merged, used=self.used)
 
     def tell(self, **message: object) -> None:
+        self.meet(f"tell {sorted(message)}")
         with contextlib.suppress(OSError):  # act() sees that the courier has ended.
             self.channel.send(**message)
 
@@ -382,10 +407,14 @@ def rounds_with(fault: Fault, folder: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-@pytest.mark.parametrize("kind", ["killed", "gone", "stopped", "full disk", "cut off", "slow", "corrupt"])
+@pytest.mark.parametrize(
+    "kind", ["killed", "gone", "stopped", "full disk", "cut off", "slow", "corrupt", "host gone", "host stopped"]
+)
 @pytest.mark.usefixtures("quick")
 def test_rounds_count_once_with_a_fault_anywhere(kind: str, seed: int, tmp_path: pathlib.Path) -> None:
-    fault = Fault(kind, random.Random(f"{kind} {seed}").randrange(1, 150))
+    # The first call that a host counts is after those of its making.
+    calls = range(3, 40) if kind.startswith("host") else range(1, 150)
+    fault = Fault(kind, random.Random(f"{kind} {seed}").choice(calls))
     try:
         rounds_with(fault, tmp_path)
     except BaseException:
@@ -441,3 +470,14 @@ def test_rounds_go_on_without_the_changes_of_a_slow_peer(tmp_path: pathlib.Path)
         assert {host.status.participants for host in swarm.hosts} == {2}
         swarm.hosts[2].is_busy = False
         swarm.check_after(max(host.status.round for host in swarm.hosts))
+
+
+@pytest.mark.usefixtures("quick")
+def test_of_a_peer_that_has_left_nothing_stays(tmp_path: pathlib.Path) -> None:
+    with three_peers(tmp_path) as swarm:
+        swarm.hosts[0].channel.close()
+        swarm.hosts[0].is_gone = True
+        couriers = [host.courier for host in swarm.living if host.courier is not None]
+        swarm.until(lambda: all("p0" not in courier._followed for courier in couriers))
+        assert all("p0" not in {*courier._agreement.heard, *courier._heard_at} for courier in couriers)
+        swarm.check_after(max(host.status.round for host in swarm.living))

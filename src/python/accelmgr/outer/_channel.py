@@ -20,7 +20,7 @@ import dataclasses
 import json
 import mmap
 import socket
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -60,29 +60,62 @@ class Numbers:
         return self._merges[self._begins[block] : self._begins[block + 1]]
 
 
-class Given:
-    """The ranges of elements that a peer was given, in a shared memfd. Only the courier adds to them."""
+class Range(NamedTuple):
+    """Elements that a peer was given."""
 
-    BYTES = 16 << 20
+    begin: int
+    end: int
+    number: int
+    """See Leases."""
+    place: int
+    """How many elements the ranges before it have."""
+
+    @property
+    def size(self) -> int:
+        return self.end - self.begin
+
+
+class Given:
+    """The ranges that a peer was given, in a shared memfd: the last MOST of them. Only the courier adds to them."""
+
+    MOST = 1 << 19
+    BYTES = 4 * 8 * (1 + MOST)
 
     def __init__(self, fd: int) -> None:
-        # How many there are, how many the reader has used when it waits for the next one, then the ranges.
+        # How many there were, how many the reader has used when it waits for the next one, the range at which the
+        # reader is, how many of its elements it has read; then the ranges.
         self._values = memoryview(mmap.mmap(fd, self.BYTES)).cast("q")
 
-    def ranges(self, first: int = 0) -> list[tuple[int, int, int]]:
-        """Begin, end and number of each."""
-        places = range(3 * first + 2, 3 * self._values[0] + 2, 3)
-        return [(self._values[place], self._values[place + 1], self._values[place + 2]) for place in places]
-
-    def add(self, *given: int) -> None:
+    def ranges(self, first: int = 0) -> list[Range]:
+        """From the one with this place on, which may be gone."""
         count = self._values[0]
-        for index, value in enumerate(given):
-            self._values[3 * count + 2 + index] = value
-        self._values[0] = count + 1
+        slots = [4 * (1 + place % self.MOST) for place in range(max(first, count - self.MOST), count)]
+        return [Range(*self._values[slot : slot + 4]) for slot in slots]
 
-    def wait(self, used: int) -> None:
-        """The reader has used so many ranges, and waits for another one."""
-        self._values[1] = used
+    def last(self) -> list[Range]:
+        """The last one, if there is one."""
+        return self.ranges(max(0, self._values[0] - 1))
+
+    def add(self, begin: int, end: int, number: int) -> Range:
+        count = self._values[0]
+        added = Range(begin, end, number, sum(each.place + each.size for each in self.last()))
+        for index, value in enumerate(added):
+            self._values[4 * (1 + count % self.MOST) + index] = value
+        self._values[0] = count + 1
+        return added
+
+    @property
+    def reader(self) -> tuple[int, int]:
+        """How many ranges the reader has read, and how many elements of the next one."""
+        return self._values[2], self._values[3]
+
+    @reader.setter
+    def reader(self, reader: tuple[int, int]) -> None:
+        self._values[2], self._values[3] = reader
+
+    def wait(self) -> None:
+        """The reader has read all ranges, and waits for another one."""
+        self._values[1] = self._values[2]
 
     @property
     def is_used_up(self) -> bool:

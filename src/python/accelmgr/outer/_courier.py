@@ -25,11 +25,11 @@ import torch
 
 from accelmgr.outer._agreement import Accepted, Agreement, Proposal, Record, precedence
 from accelmgr.outer._catching_up import CatchingUp
-from accelmgr.outer._channel import Channel, Given, Numbers, Status
+from accelmgr.outer._channel import Channel, Given, Numbers, Range, Status
 from accelmgr.outer._exchange import Cancelled, Exchange, decoded, digest_of
 from accelmgr.outer._folder import Folder
 from accelmgr.outer._http import Http
-from accelmgr.outer._leases import AGAIN, FIRST, Leases, not_of_lease, of_lease
+from accelmgr.outer._leases import AGAIN, FIRST, Leases, append, needed, not_of_lease, of_lease
 from accelmgr.outer._pace import Pace
 from accelmgr.outer._state import State
 from accelmgr.outer._transport import Absent, Refused, Sealed, Transport
@@ -40,6 +40,8 @@ BEAT_S = 1.0
 SILENCE_S = 6.0
 """A peer that has said nothing for so long counts as gone until it speaks again."""
 MOST_TEXT = 500
+MOST_WARNINGS = 1000
+"""So many texts are remembered, each of which is not said again."""
 MOST_BLOCKS = 2000
 """So many are named in one message to the host."""
 
@@ -126,6 +128,9 @@ class Courier:
             takes=self._take,
             says=self._warn,
         )
+        self._ranges: list[Range] = []
+        for given_before in given.ranges():
+            append(self._ranges, given_before)
         self._dirty: dict[int, bool] = {}
         self._merged: list[Any] | None = None
         self._is_merging = False
@@ -165,7 +170,7 @@ class Courier:
     def _warn(self, text: str) -> None:
         """Once for each text. Any thread may call it."""
         if text not in self._complained:
-            self._complained.add(text)
+            self._complained = {*self._complained, text} if len(self._complained) < MOST_WARNINGS else {text}
             self._events.put(lambda: self._tell(warning=text))
 
     def _tell(self, **message: Any) -> bool:
@@ -183,7 +188,7 @@ class Courier:
     def _hear_peer(self, peer: str) -> None:
         known: bytes | None = None
         heard_at = time.monotonic()
-        while not self._has_ended:
+        while not self._has_ended and peer in self._transport.peers():
             try:
                 known = self._transport.fetch("record", peer, time.monotonic() + 2 * BEAT_S, known)
                 record, heard_at = Record.of_bytes(known), time.monotonic()
@@ -200,6 +205,13 @@ class Courier:
                     time.sleep(max(BEAT_S, (time.monotonic() - heard_at) / 10))
             except ValueError as error:
                 self._warn(f"the record of {peer} is left out: {error}")
+        self._events.put(lambda: self._forget(peer))
+
+    def _forget(self, peer: str) -> None:
+        self._agreement.heard.pop(peer, None)
+        self._heard_at.pop(peer, None)
+        self._gone.discard(peer)
+        self._followed.discard(peer)
 
     def _heard(self, record: Record) -> None:
         known = self._agreement.heard.get(record.peer)
@@ -380,9 +392,10 @@ class Courier:
     def _offer(self, weight: float, since: int, used: int) -> None:
         """since, used: how many elements the host had used when it began the change, and at its end."""
         why, round_number = "", self._agreement.record.round + 1
+        self._ranges = needed(self._ranges, self._held, since)
         if not torch.isfinite(self._numbers.change(self._agreement.record.blocks)).all():
             why = "is not finite"
-        elif self._settings.wanted > 0 and not_of_lease(self._given.ranges(), self._held, since, used) > 0:
+        elif self._settings.wanted > 0 and not_of_lease(self._ranges, self._held, since, used) > 0:
             why = "has elements that were leased to others while this peer was gone"
         if why:
             self._warn(f"the change of this peer {why}; round {round_number} goes without it")
@@ -397,7 +410,7 @@ class Courier:
         return self._agreement.record.committed[1].leases.of(self._settings.peer)
 
     def _of_lease(self, used: int) -> int:
-        return of_lease(self._given.ranges(), self._held, used)
+        return of_lease(self._ranges, self._held, used)
 
     def _offer_nothing(self) -> None:
         """So that others need not wait for a change."""
@@ -407,13 +420,13 @@ class Courier:
     def _give(self) -> None:
         """Elements to the host; if it has none, a round is made for it without a change."""
         held = self._held
-        known = {number for *_, number in self._given.ranges()}
+        known = {each.number for each in self._ranges}
         for lease in held:
             if lease[2] not in known:
-                self._given.add(*lease)
+                append(self._ranges, self._given.add(*lease))
         if self._given.is_used_up:
-            for begin, end, _ in held or self._given.ranges()[-1:]:
-                self._given.add(begin, end, AGAIN)
+            for begin, end, *_ in held or self._given.last():
+                append(self._ranges, self._given.add(begin, end, AGAIN))
         if self._settings.wanted > 0 and not held and self._agreement.record.offer is None:
             self._offer_nothing()
 

@@ -9,7 +9,7 @@ import pathlib
 import shutil
 import time
 
-from accelmgr.outer._transport import Absent
+from accelmgr.outer._transport import FORGET_S, Absent
 
 POLL_S = 0.02
 
@@ -47,7 +47,12 @@ class Folder:
         return str(self._place)
 
     def peers(self) -> set[str]:
-        return {entry.name for entry in self._root.iterdir() if entry.name != self._peer}
+        written = dict[str, float]()
+        for entry in os.scandir(self._root):
+            with contextlib.suppress(OSError):  # The peer has just left.
+                written[entry.name] = entry.stat().st_mtime  # A peer writes its record each second.
+        now = max(written.values(), default=0.0)  # By the clock of the folder's machine.
+        return {name for name, at in written.items() if name != self._peer and now - at < FORGET_S}
 
     def places(self) -> dict[str, str]:
         return {}

@@ -33,7 +33,7 @@ except ModuleNotFoundError as error:
     raise ModuleNotFoundError(f"{error}; a swarm over p2p needs it: pip install 'accelmgr[hivemind]'") from error
 
 # isort: split
-from accelmgr.outer._transport import Absent, Refused
+from accelmgr.outer._transport import FORGET_S, Absent, Refused
 
 PR_SET_PDEATHSIG = 1
 LOOK_S = 3.0
@@ -69,6 +69,7 @@ class Hivemind:
         Raises P2PDaemonError: p2pd cannot start, for instance because `listen` is no address of this machine.
         """
         self._peer, self._table_key, self._places = peer, f"{HANDLER} {run}", dict(places)
+        self._met = dict.fromkeys(places, time.monotonic())  # When the table last had a peer.
         self._first = {*seeds, *(each for place in places.values() for each in place.split(","))}
         self._secret = hashlib.sha256(f"reader\n{run}\n{secret}".encode()).digest()
         self._values: dict[str, tuple[bytes, bytes]] = {}  # With their SHA-256.
@@ -178,7 +179,7 @@ class Hivemind:
                 with contextlib.suppress(AttributeError, ValueError):  # Anybody may write into the table.
                     for name, entry in found.value.items():
                         addresses.update(filter(_id_of, entry.value.split(",")))
-                        self._places.update({name: entry.value} if name != self._peer else {})
+                        self._note(name, entry.value)
                 connected = {each.peer_id for each in await self._p2p.list_peers()}
                 met = {self._p2p.peer_id, *connected.intersection(self._node.protocol.routing_table.peer_id_to_uid)}
                 self._dials = {address: task for address, task in self._dials.items() if not task.done()}
@@ -189,6 +190,13 @@ class Hivemind:
         except Exception:  # p2pd has ended, for instance. The host starts another courier.
             traceback.print_exc()
             os._exit(1)
+
+    def _note(self, peer: str, place: str) -> None:
+        now = time.monotonic()
+        if peer != self._peer:
+            self._places[peer], self._met[peer] = place, now
+        for gone in [each for each, met in self._met.items() if now - met > FORGET_S and each != self._peer]:
+            del self._places[gone], self._met[gone]
 
     async def _dial(self, address: str) -> None:
         with contextlib.suppress(P2PDaemonError, OSError, ValueError):

@@ -15,6 +15,7 @@ import hmac
 import http.client
 import http.server
 import json
+import random
 import socket
 import threading
 import time
@@ -23,10 +24,12 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from accelmgr.outer._transport import Absent, Refused
+from accelmgr.outer._transport import FORGET_S, Absent, Refused
 
 LOOK_S = 3.0
 """How often a peer asks others which peers they know."""
+SILENT_S = 60.0
+"""Of peers that have said nothing for so long one at a time is asked."""
 CONNECT_S = 5.0
 
 
@@ -88,8 +91,12 @@ class Http:
         self._token = hashlib.sha256(f"reader\n{run}\n{secret}".encode()).hexdigest()
         self._values: dict[str, bytes] = {}
         self._changed = threading.Condition()
-        self._addresses = {name: place for name, place in places.items() if name != peer}
-        self._connections = threading.local()
+        self._addresses: dict[str, str] = {}
+        self._met: dict[str, float] = {}  # When a peer was last heard, or when another one first named it.
+        self._heard: set[str] = set()  # By this peer itself.
+        self._idle: dict[str, list[http.client.HTTPConnection]] = {}
+        for name, place in places.items():
+            self._note(name, place)
         self._closing = threading.Event()
         self._server = self._bound(listen, places.get(peer, ""))
         self._server.owner = self
@@ -114,7 +121,7 @@ class Http:
             return 403, b"another run, or another secret"
         name, _, address = headers.get("Peer", "").partition(" ")
         if name and address:
-            self._note(name, f"{client}{address}" if address.startswith(":") else address)
+            self._note(name, f"{client}{address}" if address.startswith(":") else address, is_heard=True)
         if headers.get("For", self._peer) != self._peer:
             return 410, b"another peer"
         run, _, key = path.lstrip("/").partition("/")
@@ -122,7 +129,8 @@ class Http:
             return 404, b"another run"
         if key == "peers":
             with self._changed:
-                return 200, json.dumps({self._peer: self._address, **self._addresses}).encode()
+                heard = {each: self._addresses[each] for each in self._heard}
+                return 200, json.dumps({self._peer: self._address, **heard}).encode()
         known = headers.get("If-None-Match", "")
         with contextlib.suppress(ValueError):
             wait = min(60.0, float(headers.get("Prefer", "").partition("wait=")[2] or 0))
@@ -148,9 +156,11 @@ class Http:
 
     def _ask(self, address: str, key: str, deadline: float, headers: dict[str, str]) -> tuple[int, bytes]:
         """Raises OSError or http.client.HTTPException: there is no answer."""
-        kept: dict[str, http.client.HTTPConnection] = self._connections.__dict__
+        idle = self._idle.setdefault(address, [])
         given = {"Authorization": f"Bearer {self._token}", "Peer": f"{self._peer} {self._address}", **headers}
-        connection = kept.pop(address, None)
+        connection = None
+        with contextlib.suppress(IndexError):
+            connection = idle.pop()
         for _ in range(2):
             is_kept = connection is not None
             if connection is None:
@@ -163,7 +173,9 @@ class Http:
                 connection.request("GET", f"/{self._run}/{key}", headers=given)
                 response = connection.getresponse()
                 body = response.read()
-                kept[address] = connection
+                idle.append(connection)
+                if self._closing.is_set():
+                    connection.close()
                 return response.status, body
             except (ConnectionError, http.client.RemoteDisconnected):
                 connection.close()
@@ -189,6 +201,7 @@ class Http:
             except (OSError, http.client.HTTPException) as error:
                 raise Absent(f"{peer} at {address} does not answer: {error}", is_gone=True) from error
             if status == 200:
+                self._note(peer, address, is_heard=True)
                 return body
             if status == 410:
                 raise Absent(f"{peer} is no longer at {address}", is_gone=True)
@@ -197,16 +210,26 @@ class Http:
             if time.monotonic() >= deadline:
                 raise Absent(f"{peer} at {address} has not published {key}")
 
-    def _note(self, peer: str, address: str) -> None:
+    def _note(self, peer: str, address: str, is_heard: bool = False) -> None:
+        now = time.monotonic()
         with self._changed:
             if peer != self._peer:
                 self._addresses[peer] = address
+                self._met[peer] = now if is_heard else self._met.get(peer, now)
+                self._heard |= {peer} if is_heard else set()
+            for gone in [each for each, met in self._met.items() if now - met > FORGET_S]:
+                self._idle.pop(self._addresses.pop(gone), None)
+                del self._met[gone]
+                self._heard.discard(gone)
 
     def _look(self) -> None:
-        """Asks seeds and peers which peers they know."""
+        """Asks seeds, peers that answer, and one of those that do not, which peers they know."""
         while not self._closing.is_set():
             with self._changed:
-                addresses = {*self._seeds, *self._addresses.values()}
+                now = time.monotonic()
+                silent = [each for each, met in self._met.items() if now - met > SILENT_S]
+                asked = self._addresses.keys() - silent | set(random.sample(silent, min(1, len(silent))))
+                addresses = {*self._seeds, *(self._addresses[each] for each in asked)}
             for address in addresses:
                 with contextlib.suppress(OSError, ValueError, http.client.HTTPException):
                     status, body = self._ask(address, "peers", time.monotonic(), {})
@@ -236,3 +259,5 @@ class Http:
             self._changed.notify_all()
         self._server.shutdown()
         self._server.server_close()
+        for connection in [each for idle in self._idle.values() for each in idle]:
+            connection.close()

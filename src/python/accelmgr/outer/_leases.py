@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from accelmgr.outer._channel import Range
+
 AGAIN, FIRST = 0, 1
 """Numbers of ranges that a host was given again because it had no other one, and of the one that it begins with."""
 
@@ -55,22 +57,36 @@ class Leases(NamedTuple):
         return Leases(tuple(held), tuple(returned), following)
 
 
-def of_lease(given: list[tuple[int, int, int]], held: list[tuple[int, int, int]], used: int) -> int:
-    """How many elements of `held` are among the first `used` ones of the ranges that a host was given."""
+def append(given: list[Range], added: Range) -> None:
+    """Ranges that follow each other and were given again become one that has their size, and no elements."""
+    if added.number == AGAIN and given and given[-1].number == AGAIN:
+        last = given.pop()
+        added = Range(0, last.size + added.size, AGAIN, last.place)
+    given.append(added)
+
+
+def needed(given: list[Range], held: list[tuple[int, int, int]], since: int) -> list[Range]:
+    """Without those that of_lease() and not_of_lease() can do without, for changes that begin at `since` or later."""
+    numbers = {number for *_, number in held}
+    return [each for each in given if each.number in numbers or each.place + each.size > since]
+
+
+def of_lease(given: list[Range], held: list[tuple[int, int, int]], used: int) -> int:
+    """How many elements of `held` are among the first `used` ones that a host was given.
+
+    given: those that are needed().
+    """
     begins = {number: begin for begin, _, number in held}
-    count, place = 0, 0
-    for begin, end, number in given:
-        if number in begins:
-            count += max(0, min(used - place, end - begin) - (begins[number] - begin))
-        place += end - begin
-    return count
+    return sum(
+        max(0, min(used - each.place, each.size) - (begins[each.number] - each.begin))
+        for each in given
+        if each.number in begins
+    )
 
 
-def not_of_lease(given: list[tuple[int, int, int]], held: list[tuple[int, int, int]], since: int, used: int) -> int:
+def not_of_lease(given: list[Range], held: list[tuple[int, int, int]], since: int, used: int) -> int:
     """How many of the elements from `since` to `used` are not of `held`, without those that were given again."""
-    count, place = used - since - of_lease(given, held, used) + of_lease(given, held, since), 0
-    for begin, end, number in given:
-        if number == AGAIN:
-            count -= max(0, min(used, place + end - begin) - max(since, place))
-        place += end - begin
-    return count
+    again = (
+        max(0, min(used, each.place + each.size) - max(since, each.place)) for each in given if each.number == AGAIN
+    )
+    return used - since - of_lease(given, held, used) + of_lease(given, held, since) - sum(again)

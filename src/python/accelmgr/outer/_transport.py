@@ -7,6 +7,9 @@ import hashlib
 import hmac
 from typing import Protocol
 
+FORGET_S = 3600.0
+"""A peer that nobody has heard of for so long is forgotten, until it is heard of again."""
+
 
 class Absent(Exception):
     """The peer has not published the key in time. is_gone: it does not answer."""
@@ -41,7 +44,7 @@ class Transport(Protocol):
         ...
 
     def peers(self) -> set[str]:
-        """Other peers that this one has heard of; they may be gone."""
+        """Other peers of which this one has heard in the last FORGET_S; they may be gone."""
         ...
 
     def places(self) -> dict[str, str]:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Iterator
 from typing import Any
 
@@ -40,6 +41,7 @@ class Leased(torch.utils.data.IterableDataset[Any]):
         self._file = memfd_file("accelmgr-outer-leases")
         self._file.truncate(Given.BYTES)
         self._given = Given(self.fd)
+        self._name, self._begin = uuid.uuid4().hex, (0, 0)
         self._given.add(0, hold, FIRST)  # The manager reads before it is in a swarm; the lease of one that is alone.
 
     @property
@@ -48,11 +50,25 @@ class Leased(torch.utils.data.IterableDataset[Any]):
         return self._file.fileno()
 
     def __iter__(self) -> Iterator[Any]:
-        size, place = len(self._dataset), 0  # type: ignore[arg-type]
+        size = len(self._dataset)  # type: ignore[arg-type]
+        place, read = self._begin
         while True:
-            for begin, end, _ in self._given.ranges(place):
-                place += 1
-                for number in range(begin, end):
+            for given in self._given.ranges(place):
+                for number in range(given.begin + read, given.end):
+                    read += 1
+                    self._given.reader = place, read
                     yield self._dataset[number % size]
-            self._given.wait(place)
+                place, read = place + 1, 0
+                self._given.reader = place, read
+            self._given.wait()
             time.sleep(POLL_S)  # The courier is another process.
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the reader is, for the manager: one that takes another's place goes on there."""
+        return {"of": self._name, "reader": list(self._given.reader)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """That of another machine, or of one that has started again, says nothing here: that one was another peer."""
+        if state["of"] == self._name:
+            place, read = state["reader"]
+            self._begin = self._given.reader = place, read
