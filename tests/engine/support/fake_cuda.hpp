@@ -1,6 +1,10 @@
 // A CUDA runtime that executes on the host. Streams are queues that are worked off late, in any order that
 // the events allow: a wait that is missing gives wrong numbers. It knows which host memory is registered,
 // fails on demand, and tells what was not given back.
+//
+// It cannot prove bandwidth, overlap, or how a real device fails. Torch computes on the CPU beside it, so no
+// test finds a copy that should wait for a kernel of torch, or has run libtorch's streams, allocator,
+// generator and autocast on a device.
 #pragma once
 
 #include <condition_variable>

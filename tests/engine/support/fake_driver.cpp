@@ -1,6 +1,7 @@
 // Stands in for NVIDIA's driver library, libcuda.so.1: it lists the GPUs of fake_machine.hpp and does nothing
 // else. It behaves as variables of the environment say. As the real one does, it hides what
-// CUDA_VISIBLE_DEVICES hides, and shows one slice (MIG) at most, and no GPU beside it.
+// CUDA_VISIBLE_DEVICES hides, and shows one slice (MIG) at most, and no GPU beside it. That the real one
+// gives these answers, it cannot prove.
 //
 //   FAKE_DRIVER_FAILS  code that cuInit returns, or name of another function, which then returns 999
 //   FAKE_DRIVER_HANGS  cuInit does not return

@@ -3,6 +3,9 @@
 // streams of all ranks, and sums up in an order of ranks that nobody can foresee. Calls return before they
 // are done. It fails on demand, and tells what NCCL would not: mismatches, calls that are not allowed, and
 // what was not given back.
+//
+// It cannot prove bandwidth, memory, how long making a communicator takes, or that a real abort ends a kernel
+// that waits for a dead peer. The real library was only loaded.
 #pragma once
 
 #include <condition_variable>

@@ -1,5 +1,6 @@
 // Stands in for NVIDIA's management library, libnvidia-ml.so.1, beside fake_driver.cpp: it lists the GPUs of
-// fake_machine.hpp and all their slices, whatever CUDA_VISIBLE_DEVICES hides, as the real one does.
+// fake_machine.hpp and all their slices, whatever CUDA_VISIBLE_DEVICES hides, as the real one does. That the
+// real one gives these answers, it cannot prove.
 //
 //   FAKE_NVML_FAILS  name of a function, which then returns 999
 #include <cstdint>
