@@ -41,6 +41,12 @@
 #include <relacy/var.hpp>
 #undef $
 
+namespace accelmgr::session {
+enum class Applies : std::uint32_t;
+/// For Relacy's log.
+inline std::ostream& operator<<(std::ostream& out, Applies value) { return out << std::uint32_t(value); }
+}  // namespace accelmgr::session
+
 namespace accelmgr::weak_memory {
 
 inline const rl::debug_info nowhere("", "", 0);

@@ -57,13 +57,15 @@ std::int64_t Watchdog::silent_ns(int rank) const noexcept {
 
 std::optional<std::string> Watchdog::judge(int rank, std::int64_t now_ns) {
   auto& seen = seen_[static_cast<std::size_t>(rank)];
+  // First: the host writes the next request when all ranks have acknowledged this attempt.
   const session::RankMask participants = session_.control().request.participants;
+  const session::Applies applies = session_.control().request.applies;
   const auto word = session_.word();
   const bool busy =
       (participants >> rank & 1) != 0 && session_.record(rank).acknowledged_attempt.load() < word.attempt;
   note_progress(rank, word.attempt, busy, seen, now_ns);
   if (!busy) return std::nullopt;
-  if (word.closed && !word.abort && session_.control().request.applies >= session::Applies::replicas)
+  if (word.closed && !word.abort && applies >= session::Applies::replicas)
     return judge_applying(rank, seen, now_ns);
   if (word.abort || word.closed) return judge_over(rank, seen, now_ns);
   if (word.committed(participants)) return judge_committed(rank, seen, now_ns);

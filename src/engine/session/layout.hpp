@@ -166,20 +166,22 @@ struct DeviceTeam {
   bool operator==(const DeviceTeam&) const = default;
 };
 
-/// A set of ranks that a supervisor may read while the host writes the next attempt's.
-class SharedRanks {
+/// What a supervisor or an observer may read while the host writes the next attempt's. What they read after
+/// it they read later.
+template <typename T>
+class Shared {
  public:
-  SharedRanks(RankMask ranks = 0) noexcept : ranks_(ranks) {}
-  SharedRanks(const SharedRanks& other) noexcept : ranks_(RankMask(other)) {}
-  SharedRanks& operator=(const SharedRanks& other) noexcept {
-    ranks_.store(RankMask(other), std::memory_order_relaxed);
+  Shared(T value = {}) noexcept : value_(value) {}
+  Shared(const Shared& other) noexcept : value_(T(other)) {}
+  Shared& operator=(const Shared& other) noexcept {
+    value_.store(T(other), std::memory_order_relaxed);
     return *this;
   }
-  ~SharedRanks() = default;
-  operator RankMask() const noexcept { return ranks_.load(std::memory_order_relaxed); }
+  ~Shared() = default;
+  operator T() const noexcept { return value_.load(std::memory_order_acquire); }
 
  private:
-  std::atomic<RankMask> ranks_;
+  std::atomic<T> value_;
 };
 
 /// The divisor of losses and gradients: `loss_scaling`.
@@ -243,7 +245,7 @@ constexpr std::uint64_t no_update_group = ~std::uint64_t{0};
 
 /// The host's request for an attempt. The host writes it while the step word is closed.
 struct Request {
-  SharedRanks participants;
+  Shared<RankMask> participants;
   std::uint32_t accumulate = 0;  ///< 1: master += mean gradient; 0: master = mean gradient.
   Shares shares{};               ///< The shares of the sharding.
   std::uint32_t batch_size = 0;
@@ -256,7 +258,7 @@ struct Request {
   /// The rank whose replica makes the call that the host has left for it, plus 1; 0: no call. `skip` and
   /// `repeat` are then set too, so that nothing else happens.
   std::uint32_t call = 0;
-  Applies applies = Applies::host;
+  Shared<Applies> applies = Applies::host;
   Update update{};  ///< For Applies::session.
   DeviceTeam device_team{};
   std::uint64_t parameter_version = 0;

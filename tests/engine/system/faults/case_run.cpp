@@ -32,7 +32,7 @@ constexpr int reaches_of_a_checkpoint = 4;
 constexpr double hang_timeout_s = 1.5;
 constexpr double reduction_timeout_s = 3;
 constexpr double start_timeout_s = 3;
-constexpr double step_timeout_s = 20;
+constexpr double step_timeout_s = 60;
 constexpr double source_timeout_s = 3;  // For a step whose elements never come.
 // Added to a deadline: the longest time until another process has finished a committed reduction, and until a
 // start has been ended by force.
