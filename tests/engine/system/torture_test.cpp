@@ -16,7 +16,7 @@ namespace {
 
 /// Of steps and kills. Under a sanitizer each kill takes a second.
 #ifdef ACCELMGR_SANITIZED
-constexpr int part = 3;
+constexpr int part = 6;
 #else
 constexpr int part = 1;
 #endif
