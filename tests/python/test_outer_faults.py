@@ -222,7 +222,6 @@ class Host:
         elements = [(element, each.number != AGAIN) for each in given for element in range(each.begin, each.end)]
         if not (has_elements := len(elements) >= self.used + STEP):
             self.given.reader = len(given), 0
-            self.given.wait()
         if (
             self.status.is_ready
             and self.merged == stands

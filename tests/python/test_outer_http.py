@@ -6,6 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -27,21 +28,35 @@ def peers(*names: str) -> Iterator[list[Http]]:
         yield made
 
 
-def wait_until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + BOUND_S
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)  # Threads of transports tell nobody what they have heard.
+@pytest.fixture(autouse=True)
+def noted(monkeypatch: pytest.MonkeyPatch) -> threading.Condition:
+    """Notified when a transport has heard of a peer."""
+    condition, note = threading.Condition(), Http._note
+
+    def note_and_tell(self: Http, *arguments: Any, **options: Any) -> None:
+        note(self, *arguments, **options)
+        with condition:
+            condition.notify_all()
+
+    monkeypatch.setattr(Http, "_note", note_and_tell)
+    return condition
+
+
+def wait_until(noted: threading.Condition, holds: Callable[[], bool]) -> None:
+    with noted:
+        assert noted.wait_for(holds, BOUND_S)
 
 
 def fetch(reader: Http, key: str, peer: str) -> bytes:
     return reader.fetch(key, peer, time.monotonic() + BOUND_S)
 
 
-def test_threads_that_come_later_use_connections_of_those_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_that_come_later_use_connections_of_those_before(
+    monkeypatch: pytest.MonkeyPatch, noted: threading.Condition
+) -> None:
     monkeypatch.setattr(_http, "LOOK_S", BOUND_S)
     with peers("one", "other") as (one, other):
-        wait_until(lambda: other.peers() == {"one"})
+        wait_until(noted, lambda: other.peers() == {"one"})
         one.publish("key", b"value")
         for _ in range(20):
             thread = threading.Thread(target=fetch, args=(other, "key", "one"))
@@ -50,20 +65,15 @@ def test_threads_that_come_later_use_connections_of_those_before(monkeypatch: py
         assert sum(map(len, other._idle.values())) == 1
 
 
-def test_a_peer_that_has_been_gone_for_long_is_forgotten_by_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_that_has_been_gone_for_long_is_forgotten_by_all(
+    monkeypatch: pytest.MonkeyPatch, noted: threading.Condition
+) -> None:
     monkeypatch.setattr(_http, "LOOK_S", 0.02)
     monkeypatch.setattr(_http, "SILENT_S", 0.3)
     monkeypatch.setattr(_http, "FORGET_S", 1.0)
     with peers("one", "two") as (one, two):
         with peers("gone") as (gone,):
             gone._seeds.append(one.address())
-            wait_until(lambda: "gone" in one.peers() & two.peers())
-        one.publish("record", b"1")
-        two.publish("record", b"2")
-
-        def have_forgotten() -> bool:
-            assert (fetch(one, "record", "two"), fetch(two, "record", "one")) == (b"2", b"1")
-            return (one.peers(), two.peers()) == ({"two"}, {"one"})
-
-        wait_until(have_forgotten)
+            wait_until(noted, lambda: "gone" in one.peers() & two.peers())
+        wait_until(noted, lambda: (one.peers(), two.peers()) == ({"two"}, {"one"}))
         assert not one._idle.keys() - {two.address()}

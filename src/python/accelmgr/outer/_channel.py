@@ -82,8 +82,7 @@ class Given:
     BYTES = 4 * 8 * (1 + MOST)
 
     def __init__(self, fd: int) -> None:
-        # How many there were, how many the reader has used when it waits for the next one, the range at which the
-        # reader is, how many of its elements it has read; then the ranges.
+        # How many there were, the range at which the reader is, how many of its elements it has read; then the ranges.
         self._values = memoryview(mmap.mmap(fd, self.BYTES)).cast("q")
 
     def ranges(self, first: int = 0) -> list[Range]:
@@ -107,18 +106,15 @@ class Given:
     @property
     def reader(self) -> tuple[int, int]:
         """How many ranges the reader has read, and how many elements of the next one."""
-        return self._values[2], self._values[3]
+        return self._values[1], self._values[2]
 
     @reader.setter
     def reader(self, reader: tuple[int, int]) -> None:
-        self._values[2], self._values[3] = reader
-
-    def wait(self) -> None:
-        """The reader has read all ranges, and waits for another one."""
-        self._values[1] = self._values[2]
+        self._values[1], self._values[2] = reader
 
     @property
     def is_used_up(self) -> bool:
+        """Whether the reader waits for another range."""
         return 0 < self._values[0] == self._values[1]
 
 

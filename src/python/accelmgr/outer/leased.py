@@ -60,7 +60,6 @@ class Leased(torch.utils.data.IterableDataset[Any]):
                     yield self._dataset[number % size]
                 place, read = place + 1, 0
                 self._given.reader = place, read
-            self._given.wait()
             time.sleep(POLL_S)  # The courier is another process.
 
     def state_dict(self) -> dict[str, Any]:
