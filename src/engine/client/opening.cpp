@@ -196,7 +196,7 @@ void check_descriptors() {
 /// Whether the service may admit this host soon.
 bool passes(const ServiceAnswer& answer) {
   const auto code = error_code(answer);
-  return code == "not_ready" || code == "host_is_ending";
+  return code == "not_ready" || code == "host_is_ending" || code == "service_drives";
 }
 
 }  // namespace

@@ -11,15 +11,15 @@
 //   |                | or its attempt is open                  | and its attempt is closed                    |
 // clang-format on
 //
-// Who is refused as a host: by a service before it calls admit() (attach() in engine/service/actions.cpp), or
-// later by the client's assembly.cpp:
+// Who is refused as a host: by a service when it connects (http_server.cpp) or asks for the lease (attach()
+// in actions.cpp, both in engine/service), or later by the client's assembly.cpp:
 //
 // clang-format off
 //   | who                                        | is refused by     | with                                |
 //   |--------------------------------------------|-------------------|-------------------------------------|
 //   | a process of another user                  | may_use()         | not_allowed                         |
 //   | one of another build, or over TCP          | check_can_share() | foreign_build, no_unix_socket       |
-//   | all while the service makes awaited steps  | check_idle()      | host_is_ending                      |
+//   | all while the service makes awaited steps  | check_idle()      | steps_under_way, service_drives     |
 //   | all while runners start, or after the end  | check_ready()     | not_ready, given_up, closing        |
 //   | a second host                              | check_free()      | host_drives, host_is_ending         |
 //   | a host whose lease has ended               | check_lease()     | SessionError                        |

@@ -1,5 +1,5 @@
 // The manager: it owns a session, loads its data, supervises its runners, and lets hosts drive it. What
-// differs between the one of a host and that of a service follows from its Tenure.
+// differs between the one of a host and that of a service follows from its Tenure (protocol/messages.hpp).
 #pragma once
 
 #include <boost/asio/io_context.hpp>

@@ -38,11 +38,11 @@ void check_idle(Service& service) {
     throw Problem(409, "steps_under_way", service.pending_steps().text(),
                   {.hint = "try again when they are over, or end them: POST /v1/cancel, accelmgr cancel"});
   if (service.driver().is_busy())
-    throw Problem(409, "host_is_ending", "the service makes steps for another request",
+    throw Problem(409, "service_drives", "the service makes steps for another request",
                   {.hint = "try again when they are done"});
 }
 
-/// Throws Problem unless no host has the lease.
+/// Throws Problem if runners are not ready, or a host has the lease.
 void check_free(Service& service) {
   check_ready(service);
   const auto& lease = service.manager().lease();

@@ -136,7 +136,7 @@ Reduction::OfRanks<void> Reduction::slabs_at(std::uint64_t byte, const Run& run)
   const auto& range = *run.range;
   const auto offset =
       range.slab + (byte - range.first) / bytes_of(range.types.master) * bytes_of(range.types.slab);
-  OfRanks<void> slabs;
+  OfRanks<void> slabs;  // In order of rank, in which the kernels add them.
   for (int rank = 0; rank < session_->ranks(); ++rank)
     if ((run.present >> rank & 1) != 0) slabs.add(session_->slab(rank) + offset);
   return slabs;

@@ -128,7 +128,7 @@ void Agent::watch_signals() {
 std::map<std::string, std::string> Agent::environment() const {
   std::map<std::string, std::string> added{
       {launch::variable::agent_store, "True"},
-      {"TORCHELASTIC_RESTART_COUNT", std::to_string(attempt_)},
+      {launch::variable::restart_count, std::to_string(attempt_)},
       {"TORCHELASTIC_MAX_RESTARTS", std::to_string(options_.max_restarts)},
       {"TORCHELASTIC_RUN_ID", options_.run_id.empty() ? world_->run_id : options_.run_id},
       {launch::variable::serial_memory, launch::serial_memory_path()},

@@ -19,8 +19,6 @@ namespace {
 
 namespace variable = launch::variable;
 
-// Set by torchrun.
-constexpr const char* restart_count = "TORCHELASTIC_RESTART_COUNT";
 // Of torch's gloo: names of interfaces, separated by commas.
 constexpr const char* gloo_interfaces = "GLOO_SOCKET_IFNAME";
 
@@ -79,7 +77,7 @@ Environment read_environment(const Lookup& lookup) {
   e.master_addr = text_of(lookup, variable::master_addr);
   e.master_port = number_of(lookup, variable::master_port, 0, 65535).value_or(0);
   e.agent_store = is_true(text_of(lookup, variable::agent_store));
-  e.restart_count = number_of(lookup, restart_count, 0, INT_MAX).value_or(0);
+  e.restart_count = number_of(lookup, variable::restart_count, 0, INT_MAX).value_or(0);
   e.backend = text_of(lookup, variable::backend);
   e.interface = text_of(lookup, variable::interface);
   if (e.interface.empty()) e.interface = text_of(lookup, gloo_interfaces);

@@ -22,9 +22,11 @@ inline constexpr const char* world_memory = "ACCELMGR_WORLD_MEMORY";
 /// Likewise, the path of the memory of SerialExecutor (serial_memory.hpp).
 inline constexpr const char* serial_memory = "ACCELMGR_SERIAL_MEMORY";
 
-// The variables of torchrun's agent. A child does not inherit them: they speak of the launch around this one.
+// The variables of torchrun's agent. A child does not inherit those of the launch around this one; the agent
+// of `accelmgr spawn` sets its own (launcher/agent).
 inline constexpr const char* agent_store = "TORCHELASTIC_USE_AGENT_STORE";
 inline constexpr const char* error_file = "TORCHELASTIC_ERROR_FILE";
+inline constexpr const char* restart_count = "TORCHELASTIC_RESTART_COUNT";
 
 inline constexpr const char* omp_num_threads = "OMP_NUM_THREADS";
 
