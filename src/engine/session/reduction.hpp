@@ -9,9 +9,8 @@
 //
 // Overwriting can be repeated. Accumulating cannot, so it works chunk by chunk: copy the chunk to the rank's
 // undo image, mark the cursor as in flight, reduce the chunk, move the cursor on. A process that takes over a
-// slice first restores an in-flight chunk from its image. The stores of a killed process
-// become visible in program order (src/README.md, Promises); non-temporal ones are fenced before the cursor
-// moves.
+// slice first restores an in-flight chunk from its image. The stores of a killed process become visible in
+// program order (src/README.md, Promises); non-temporal ones are fenced before the cursor moves.
 #pragma once
 
 #include <algorithm>
