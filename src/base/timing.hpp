@@ -142,12 +142,12 @@ inline constexpr double connect_s = 3;
 inline constexpr double file_lock_s = 10;
 /// A rank that leaves a world in shared memory waits for the lock of that world.
 inline constexpr double leave_s = 1;
-/// How much longer the leaders of machines wait for each other. When the members of a machine miss one of
-/// their own, their leader tells the other leaders at its deadline.
+/// How much longer the leaders of nodes wait for each other. When the ranks of a node miss one of their own,
+/// their leader tells the other leaders at its deadline.
 inline constexpr std::int64_t leaders_margin_ns = 1'500'000'000;
 /// How long a rank that has given up waits for the notes of the others.
 inline constexpr std::int64_t mesh_farewell_ns = 100'000'000;
-/// How much longer the members of a machine wait for their leader, which may be telling other machines.
+/// How much longer the ranks of a node wait for their leader, which may be telling other nodes.
 inline constexpr std::int64_t leader_margin_ns = 4'000'000'000;
 
 static_assert(connect_s < store_answer_s && store_answer_s < world_s);

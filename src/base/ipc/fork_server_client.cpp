@@ -217,7 +217,7 @@ std::optional<Event> ForkServerClient::take_unreported(std::int64_t now_ns) {
   return std::nullopt;
 }
 
-/// take() has nothing at `now_ns`, but has later, or kills the fork server, though no descriptor says so.
+/// Sets when take() must be called again, though no descriptor says so: a report or an end is overdue then.
 void ForkServerClient::wake_for_what_is_overdue(std::int64_t now_ns) noexcept {
   std::int64_t next_ns = 0;
   const auto wake_at = [&](std::int64_t at_ns) { next_ns = next_ns == 0 ? at_ns : std::min(next_ns, at_ns); };

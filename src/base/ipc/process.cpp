@@ -43,7 +43,7 @@ class FileActions : base::Unmovable {
   void close(int fd) {
     check(posix_spawn_file_actions_addclose(&actions_, fd), "posix_spawn_file_actions_addclose");
   }
-  /// Before glibc 2.34, which has a function for this, one that another thread opens meanwhile is left open.
+  /// Without the function of glibc 2.34, a descriptor that another thread opens meanwhile is left open.
   void close_from(int first) {
     static const auto add = reinterpret_cast<int (*)(posix_spawn_file_actions_t*, int)>(
         dlsym(RTLD_DEFAULT, "posix_spawn_file_actions_addclosefrom_np"));

@@ -91,10 +91,9 @@ Observed AttemptWait::observe(const session::StepWord& word, Wait& wait) {
   return observed;
 }
 
-// The gradients are the host's when this returns: the attempt is committed, so it is waited for beyond the
-// patience of a step. The supervisor ends a runner that takes longer than step_timeout; this process goes on
-// without an answer only if that does not move, either. A runner that dies meanwhile is noticed in the next
-// step.
+// When this returns, the host may change the gradients. So it waits for the replicas, beyond the patience of
+// the step. The supervisor ends a runner that takes longer than step_timeout; the host goes on without an
+// answer only if the supervisor is stuck, too. If a runner dies meanwhile, the next step notices.
 double AttemptWait::until_applied(std::uint64_t attempt, session::RankMask participants,
                                   const base::Patience& patience) {
   const auto& readiness = session_.control().readiness;

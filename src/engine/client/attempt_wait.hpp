@@ -17,8 +17,8 @@
 
 namespace accelmgr::client {
 
-/// A service does not move, and this host must leave it: nobody may finish what a process that lives may
-/// finish, too.
+/// The service stands still, so this host leaves the session. The host must not finish the attempt itself:
+/// the service still lives, and may finish it, too.
 class ServiceStands : public SessionError {
  public:
   using SessionError::SessionError;

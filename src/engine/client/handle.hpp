@@ -80,19 +80,19 @@ class Handle {
   /// does, SessionError (the service refuses), and UsageError when this process has started the manager
   /// itself.
   void begin_service_steps(int count, const StepOptions& options, const session::Update& update);
-  /// Those that this host has begun, or that it has found when it attached. Any thread. Throws SessionError.
+  /// The steps that this host has begun, or that it found when it attached. Any thread. Throws SessionError.
   ServiceSteps service_steps(std::size_t known) const;
-  /// Ends them. Blocks while one is under way, at most `step_timeout`. Any thread. Throws SessionError.
+  /// Ends the steps. Blocks while one is under way, at most `step_timeout`. Any thread. Throws SessionError.
   void cancel_service_steps() const;
-  /// For how many steps attach() has found that nobody has waited: they may be under way. 0: for none.
+  /// How many steps attach() found begun by an earlier host or a client. They may be under way. 0: none.
   int found_steps() const noexcept;
   bool is_attached() const noexcept;
   /// Throws UsageError, with the name of the call, while the service makes such steps. Asks the service then.
   void check_drives(const char* call) const;
   /// How many updates a parameter has had, by its number in the manifest.
   std::uint64_t updates(std::size_t parameter) const noexcept;
-  /// Of a parameter, while no attempt is open: its group in Update, and how many updates its moments have
-  /// had.
+  /// Sets the group of a parameter in Update, and how many updates its moments have had.
+  /// Requires: no attempt is open.
   void set_update(std::size_t parameter, std::uint64_t group, std::uint64_t updates) noexcept;
   /// Makes room for moments, which lie in HostView::moments() as zeros; no parameter has had an update then.
   /// Until use_moments() there is no state that another host goes on with. Throws SessionError (too little
@@ -102,8 +102,8 @@ class Handle {
   /// Whether the last committed step has updated the parameters in the session.
   bool is_updated() const noexcept;
   void zero_grad();
-  /// Between two steps, Replica::call() of the rank, which finds itself what is to be called. Blocks for at
-  /// most `step_timeout`. Throws RunnerError when a runner is lost meanwhile, SessionError after the timeout.
+  /// Between two steps, lets the replica of `rank` run Replica::call(), which knows what to call. Blocks
+  /// for at most `step_timeout`. Throws RunnerError when a runner is lost, SessionError after the timeout.
   void call(int rank);
   /// See Manager::touched().
   std::vector<bool> touched() const;

@@ -131,7 +131,7 @@ void Handle::unfreeze(std::span<const std::size_t> parameters) {
     const auto& entry = manifest().tensors[i];
     session()->allocate_room(entry.gradient, entry.gradient_bytes(), entry.slab, entry.slab_bytes(), team);
   }
-  // Before the flags: who finds one looks at the bytes first.
+  // The bytes are stored before the flags: a process looks at the flags only if there are bytes.
   view().control().unfrozen_bytes.fetch_add(bytes);
   view().control().unfrozen_slab_bytes.fetch_add(slab_bytes);
   for (const auto i : added) {
@@ -141,8 +141,8 @@ void Handle::unfreeze(std::span<const std::size_t> parameters) {
   }
 }
 
-// If this host dies in the write that follows, the next one finds here what was before. What is half written
-// is not kept in its place.
+// Copies the parameters to the snapshot: if this host dies in the write that follows, the next host can go
+// back to them. Parameters that are half written are not copied: the snapshot keeps the last whole ones.
 void Handle::State::keep_whole() noexcept {
   if (session->header().has_snapshot == 0 || half_written) return;
   auto& is_whole = view->control().snapshot_is_whole;

@@ -73,7 +73,7 @@ void Link::leave() const noexcept {
 std::string Link::how_it_ended() const noexcept {
   int status = 0;
   if (is_of_service()) return "the service has ended";
-  // Who reaps it for this process sends the status at once, unless it has died or is stopped.
+  // Another process may reap the manager. It sends the status at once, unless it has died or is stopped.
   const bool known = status_ ? ipc::wait_ready(status_.get(), POLLIN,
                                                base::Deadline::in_seconds(timing::manager_status_s)) &&
                                    read(status_.get(), &status, sizeof status) == sizeof status

@@ -48,7 +48,7 @@ class LossScaler {
   }
   /// Whether infinite gradients under this scale may be finite under half of it.
   bool can_lower(double scale) const noexcept { return scales_ && scale > least; }
-  /// What a step leaves that commits with `scale` and with finite values.
+  /// The state after a step that commits with `scale` and with finite values.
   session::LossScale after(const session::LossScale& committed, double scale) const noexcept {
     if (!scales_) return committed;
     session::LossScale next{scale, committed.scale == scale ? committed.good_steps + 1 : 1};

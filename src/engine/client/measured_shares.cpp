@@ -22,10 +22,10 @@ std::uint64_t compute_ns(const session::Shares& shares, session::RankMask team,
   return longest;
 }
 
-// Each micro-batch goes to the rank that would end it first: the completion times of all are the `total`
-// smallest ones that there are, so no division ends earlier. Only the last ones, at most two for each rank,
-// are given one by one. All before are certain: with the speed of all ranks together, no division of the
-// others ends before a rank has computed them.
+// Each micro-batch goes to the rank that would end it first. So the completion times are the `total` smallest
+// ones that there are, and no division ends earlier. Those up to `certain_ns` are among them, because until
+// then all ranks together end at most `total` - `ranks`: these micro-batches are given at once. The others,
+// at most two for each rank, are given one by one.
 session::Shares best_shares(session::RankMask team, std::uint64_t total, const MicroBatchTimes& times) {
   double speed = 0;  // Micro-batches per nanosecond.
   for_each_rank(team, [&](std::size_t rank) { speed += 1.0 / double(times[rank]); });

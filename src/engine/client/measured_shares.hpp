@@ -36,8 +36,8 @@ class MeasuredShares {
   static constexpr int window = 5;
   static constexpr double least_gain = 1.1;
 
-  /// `each`: the micro-batches of each rank if shares are even. So many times the size of the team are the
-  /// micro-batches of a step.
+  /// `each`: the micro-batches of each rank if shares are even. A step has `each` micro-batches for each rank
+  /// of the team, whatever the shares are.
   explicit MeasuredShares(int each) : each_(static_cast<std::uint64_t>(each)) {}
 
   /// The shares of the next step of that team.

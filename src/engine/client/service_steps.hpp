@@ -9,11 +9,11 @@
 
 namespace accelmgr::client {
 
-/// How they are.
+/// The state of these steps.
 struct ServiceSteps {
   bool under_way = false;
-  std::string error{};                ///< What ended them, if that is in no result; else empty.
-  std::vector<StepResult> results{};  ///< Those after the first known ones, without StepResult::causes.
+  std::string error{};                ///< What ended the steps, if no result says it; else empty.
+  std::vector<StepResult> results{};  ///< The results after the first `known`, without StepResult::causes.
   bool is_all = true;                 ///< There are no further results yet.
 };
 

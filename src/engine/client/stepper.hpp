@@ -35,8 +35,8 @@ class Stepper {
   /// Blocks for at most `timeout_s`, or longer to finish a committed attempt or to end what is left of a lost
   /// manager. Throws UsageError when parameters are written meanwhile, SessionError (see ServiceStands), and
   /// what base::interrupted() throws.
-  /// update: the session makes it, as a part of the step, if this is the last of the `divisor` steps whose
-  /// gradients are added. Its moments have memory.
+  /// update: the session makes it in the last of the `divisor` steps whose gradients are added up.
+  /// Requires: the moments of `update` have memory.
   StepResult step(const StepOptions& chosen, double timeout_s, StepKind kind = StepKind::outer,
                   const session::Update* update = nullptr);
 

@@ -1,4 +1,4 @@
-// Which parameters have a gradient: None is not zero.
+// Which parameters have a gradient. For an optimizer, no gradient (None) is not a gradient of zeros.
 #pragma once
 
 #include <cstddef>

@@ -121,7 +121,7 @@ bool GradientCopies::await_left_work() {
   } catch (const DeviceError& error) {
     if (!device_.given_up()) throw;
     throw DeviceError(
-        fmt::format("{}: the device hangs: it has not ended within {} s what an attempt began that is over",
+        fmt::format("{}: the device hangs: it has not ended within {} s the work of an earlier attempt",
                     error.function(), timeout_s_),
         error.function(), error.code());
   }

@@ -123,7 +123,7 @@ void Supervisor::finish_updates() {
   for (int rank = 0; rank < session_.ranks(); ++rank)
     if ((participants >> rank & 1) != 0 && is_without_process(rank)) lost |= session::RankMask{1} << rank;
   if (lost != 0 && session::updates_parameters(session_)) {
-    // An attempt without updates may have been over before, and what was read the request of the next one.
+    // An attempt without updates may be closed already. Then the request read above is the next attempt's.
     base::acquire_fence();
     if (const auto now = session_.word(); now.closed || now.attempt != word.attempt) return;
     for (int rank = 0; rank < session_.ranks(); ++rank)

@@ -104,13 +104,13 @@ class Lease {
   /// The step of the last checkpoint that was written to `checkpoint.directory`.
   std::optional<std::uint64_t> saved_step() const noexcept { return saved_step_; }
 
-  /// Gives the lease to `host`, which has had its opening and is at the other end of `socket`. Requires: the
-  /// session is free.
+  /// Gives the lease to `host`, which has had its opening and is at the other end of `socket`.
+  /// Requires: the session is free.
   void give(Host host, base::UniqueFd socket);
-  /// Gives the lease to `host`, with `opening`, to which it adds lease, session and what is unfinished.
-  /// Returns the host's end of the socket, where it finds that and Started. Throws SystemError, SessionError:
-  /// then the session is free. While this process drives, the host must wait. Requires: the session is free,
-  /// and the supervisor has started.
+  /// Gives the lease to `host`. Adds lease, session and what is unfinished to `opening`. Returns the host's
+  /// end of the socket, where it reads `opening` and Started. Throws SystemError, SessionError: then the
+  /// session is free. While this process drives, the host must wait.
+  /// Requires: the session is free, and the supervisor has started.
   base::UniqueFd admit(Host host, protocol::Opening opening);
 
   /// Lets a thread of this process drive. No host may do so until `over` is called: when the thread has

@@ -77,7 +77,7 @@ void Manager::start(Events events) {
                  Lease::Events{.save = [this](protocol::Save save) { writer_->write(std::move(save)); },
                                .freed = std::move(events.freed),
                                .saved = std::move(events.saved)});
-  // The model of a fork of a host that goes on is there: its runners make none.
+  // A forked manager that took over a session has the host's model in its memory: runners build none.
   const bool has_models = origin_.image == Image::forked && owner_->session().control().managers.load() > 0;
   supervisor_->start(std::move(events.ready), std::move(events.gave_up),
                      has_models ? StartOrder::at_once : StartOrder::by_rank);

@@ -23,13 +23,13 @@ class RestartPolicy {
   void change(const RunnersConfig& config) { config_ = config; }
 
   /// A runner was lost, and `others` are left in the team. `recurs`: why a replacement would be lost in the
-  /// same way; then the policy replaces none. Empty: it may not.
+  /// same way; then the policy gives up. Empty: there is no such reason.
   Decision runner_lost(std::int64_t now_ns, int others, const std::string& recurs);
-  /// A runner was lost because another one was, which the policy has been told. It does not count, and is
-  /// also replaced when on_loss is shrink.
+  /// A runner was lost because another runner was lost, and the policy knows of that loss already. The second
+  /// loss counts towards no limit. The runner is replaced even if on_loss is shrink.
   Decision lost_with_another() const;
-  /// The fork server was lost, and all runners with it. That counts as one loss. It is also replaced when
-  /// on_loss is shrink.
+  /// The fork server was lost, and all runners with it. That counts as one loss. The runners are replaced
+  /// even if on_loss is shrink.
   Decision fork_server_lost(std::int64_t now_ns);
 
  private:

@@ -416,8 +416,8 @@ void Supervisor::end_stuck(std::int64_t now_ns) {
   }
 }
 
-// All runners of the first team have start_timeout together, as the host has that waits for them; one that is
-// started later has it for what it does itself.
+// The runners of the first team share one start_timeout, because the host waits for all of them. A runner
+// that is started later has start_timeout for its own work: the wait for its turn to build does not count.
 void Supervisor::end_late_starts(std::int64_t now_ns) {
   std::optional<int> slowest;
   for (int rank = 0; rank < session_.ranks(); ++rank) {

@@ -118,7 +118,7 @@ class Supervisor {
     StartPart part = StartPart::none;
     std::int64_t asked_ns = 0;   ///< When the fork server was asked for it.
     std::int64_t part_ns = 0;    ///< When the part of its start began.
-    std::int64_t spent_ns = 0;   ///< What the parts before took that count.
+    std::int64_t spent_ns = 0;   ///< Time of the earlier parts that count against start_timeout.
     bool is_ready = false;       ///< It said so.
     std::string verdict;         ///< Why it was ended or not started by the supervisor; else empty.
     std::int64_t killed_ns = 0;  ///< When it was killed or asked to retire; 0: neither.

@@ -230,7 +230,7 @@ class Reader {
       pass(message);
       taken = std::move(one);
     };
-    // The descriptors go to where the fields lie: so to a message that does not move before they have come.
+    // each_field() notes the addresses of descriptor fields, so the message must not move before pass().
     (take_as(Messages{}), ...);
     if (!taken) fields_.refuse("type", one_of(std::initializer_list<const char*>{Messages::name...}));
     return std::move(*taken);

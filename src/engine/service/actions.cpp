@@ -55,7 +55,7 @@ void check_free(Service& service) {
                   {.hint = "try again when its process has ended"});
 }
 
-/// Throws Problem unless the service itself may drive, which does not go on with what is half written.
+/// Throws Problem unless the service itself may drive. It may not while a host's write is half done.
 void check_free_for_service(Service& service) {
   check_idle(service);
   check_free(service);
@@ -82,7 +82,7 @@ void check_can_share(const Request& request, const std::string& kind, const std:
                   {.hint = "attach over the Unix socket of the service"});
 }
 
-/// The problem that the exception under way is.
+/// The Problem that tells the client of the exception `thrown`.
 Problem problem_of_exception(const std::exception_ptr& thrown) {
   try {
     std::rethrow_exception(thrown);
@@ -108,7 +108,7 @@ Problem problem_of(const StepResult& result) {
           {.rank = result.rank, .step = static_cast<std::int64_t>(result.step)}};
 }
 
-/// That of the last inner step. Throws Problem if there was none.
+/// The update of the last inner step. Throws Problem if there was none.
 std::optional<session::Update> last_update(const session::Session& session) {
   const auto& control = session.control();
   if (const auto asked = control.updates_asked.load(); asked != 0) {

@@ -109,7 +109,7 @@ Route get(const char* path, Serve serve, const char* answer, const char* summary
           .answer = answer};
 }
 
-/// What is posted acts.
+/// A POST request changes something, so the supervisor's thread serves it (Route::acts).
 Route post(const char* path, Serve serve, const char* answer, const char* summary,
            std::vector<Parameter> body = {}) {
   return {.method = "POST",
@@ -234,7 +234,7 @@ void handle(Service& service, Request request, const Respond& respond) {
       answer(response_of_exception());
     }
   };
-  // A host that has left before this request came has left for it too.
+  // Takes in first that a host has left, if it left before this request came: then the request sees it.
   service.act([&service, serve = std::move(serve)] {
     service.manager().lease().catch_up();
     service.act(serve);

@@ -35,17 +35,18 @@ class PendingSteps {
 
   explicit PendingSteps(LocalDriver& driver) : driver_(driver) {}
 
-  /// The driver must not be busy. `who`: begins them, as a text. Throws as LocalDriver::run() does.
+  /// Begins the steps. `who` names the process that asked for them. Throws as LocalDriver::run() does.
+  /// Requires: the driver is not busy.
   void begin(const StepsAsked& asked, const std::string& who);
   /// Ends them before the next step. `over` is called when they are over, at once if they are.
   void cancel(std::function<void()> over);
   bool are_under_way() const noexcept { return under_way_; }
-  /// For how many steps they were begun, if no other step was made since; else 0. `steps`: those of the
-  /// session.
+  /// How many steps begin() was asked for, if no other step was made since; else 0. `steps`: how many steps
+  /// the session has committed.
   int count(std::uint64_t steps) const;
-  /// What they do, as a clause.
+  /// How far the steps are, as a clause: "the service makes 5 steps that ...".
   std::string text() const;
-  /// How they are, with the results after the first `known`. Any thread.
+  /// The state of the steps, with the results after the first `known`. Any thread.
   nlohmann::json since(std::size_t known) const;
 
  private:

@@ -57,8 +57,8 @@ struct Response {
   std::function<void()> undelivered{};
 };
 
-/// Takes the response of a request, now or later. Called once, on the server's thread; what Route::acts is
-/// given may be called on the supervisor's. Does nothing if the client has left meanwhile.
+/// Takes the response of a request, now or later. Called once, on the server's thread; a handler with
+/// Route::acts calls it on the supervisor's thread. Does nothing if the client has left meanwhile.
 using Respond = std::function<void(Response)>;
 
 struct ProblemDetails {

@@ -237,8 +237,8 @@ base::Deadline Service::host_leaves_until() const {
   return base::Deadline::in_seconds(std::min(idle_host_s, options_.stop_timeout_s / 2));
 }
 
-// Waits for the step under way, then for the checkpoints that were asked for and for a host to leave: its end
-// would cost it what it has not saved.
+// Waits for the step under way, then for the checkpoints that were asked for, and for the host to leave. If
+// the service ended before the host left, the host would lose what it has not saved.
 void Service::look_at_end() {
   if (!manager_.supervisor().has_started()) return loop_.stop();
   const auto& lease = manager_.lease();

@@ -10,13 +10,13 @@ namespace accelmgr::service {
 ///
 ///   {"threads": [{"thread": "runner", "rank": 0, "overwritten": 0, "spans": [SPAN, ...]}, ...],
 ///    "next": POSITION, "more": false}
-///   SPAN: {"begin_ns", "end_ns", "activity", "step", "attempt", "pid", "rank"}; of the last four those that
-///   it has. Times are those of CLOCK_MONOTONIC.
+///   SPAN: {"begin_ns", "end_ns", "activity", "pid", "step", "attempt", "rank"}; the last three only if the
+///   span has them. Times are those of CLOCK_MONOTONIC.
 ///
-/// A position is one number for each thread, as "17.2.0"; "now" is that behind all spans, and without `since`
-/// all spans come that the session has. `next` is the `since` of the next request, which can be made at once
-/// if there is `more`. `overwritten` counts the spans after `since` that the session does not have any more.
-/// Throws Problem for another query.
+/// A position has one number for each thread: "17.2.0". "now" is the position behind all spans. Without
+/// `since` the answer begins with the oldest span that the session has. `next` is the `since` of the next
+/// request; if `more` is true, it can be made at once. `overwritten` counts the spans after `since` that the
+/// session does not have any more. Throws Problem for another query.
 void trace(Service& service, const Request& request, const Respond& respond);
 
 }  // namespace accelmgr::service

@@ -166,8 +166,8 @@ struct DeviceTeam {
   bool operator==(const DeviceTeam&) const = default;
 };
 
-/// What a supervisor or an observer may read while the host writes the next attempt's. What they read after
-/// it they read later.
+/// A field of the request that a supervisor or an observer may read while the host writes the next request.
+/// Loads acquire: no later read moves before one.
 template <typename T>
 class Shared {
  public:

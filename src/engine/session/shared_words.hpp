@@ -25,8 +25,8 @@ Data load(const SharedWords<Data>& words) noexcept {
   return std::bit_cast<Data>(plain);
 }
 
-/// Appends to a ring, which one process writes, an entry that `recorded` then counts: a process that is
-/// killed before leaves nothing to mend. Entry number i, from 1, is at i mod `places`.
+/// Appends an entry to a ring that only one process writes. `recorded` counts the entry once it is whole: a
+/// process that is killed before leaves nothing to mend. Entry number i, from 1, is at i mod `places`.
 template <class Data, std::size_t places>
 void append(SharedWords<Data> (&ring)[places], std::atomic<std::uint64_t>& recorded,
             const Data& data) noexcept {

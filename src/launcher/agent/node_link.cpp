@@ -31,8 +31,8 @@ struct NodeLink::Shared : std::enable_shared_from_this<Shared> {
         rendezvous_timeout_s(timeout_s),
         events(std::move(e)) {}
 
-  /// For the nodes of a world. Node 0 decides at its end whether an elastic world has enough; the others wait
-  /// for that.
+  /// How long to wait for the nodes of a world. When node 0 has waited so long, it decides whether an elastic
+  /// world has enough nodes. The other nodes wait longer, for its decision.
   double patience_s() const {
     return rendezvous_timeout_s + (self.is_elastic() && self.node_rank != 0 ? Nodes::lost_after_s : 0);
   }

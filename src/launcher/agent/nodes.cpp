@@ -287,7 +287,7 @@ void Nodes::watch_the_others(const std::string& except_who_has) {
   }
 }
 
-/// Not when the launch is nearly over, or would be by a restart.
+/// Ends the attempt if a new agent can get a place. Not if a node is done already or no restart is left.
 void Nodes::admit_newcomers() {
   if (!self_.is_elastic() || world_.attempt >= self_.max_restarts ||
       static_cast<int>(world_.agents.size()) == self_.nnodes)

@@ -155,7 +155,7 @@ TEST(GradientCopies, OfAnAttemptThatWasLeftAreAwaitedAsLongAsItMayTake) {
   rig.fake.hang_after(0);
   EXPECT_EQ(
       message_of<device::DeviceError>([&] { EXPECT_FALSE(rig.copies->begin_attempt()); }),
-      "cudaEventQuery: the device hangs: it has not ended within 0.2 s what an attempt began that is over");
+      "cudaEventQuery: the device hangs: it has not ended within 0.2 s the work of an earlier attempt");
   EXPECT_EQ(rig.fake.endless_waits(), 0);
 }
 
