@@ -153,9 +153,8 @@ TEST(GradientCopies, OfAnAttemptThatWasLeftAreAwaitedAsLongAsItMayTake) {
   rig.begin(2);
   rig.micro_batch(1, true, true);
   rig.fake.hang_after(0);
-  EXPECT_EQ(
-      message_of<device::DeviceError>([&] { EXPECT_FALSE(rig.copies->begin_attempt()); }),
-      "cudaEventQuery: the device hangs: it has not ended within 0.2 s the work of an earlier attempt");
+  EXPECT_EQ(message_of<device::DeviceError>([&] { EXPECT_FALSE(rig.copies->begin_attempt()); }),
+            "cudaEventQuery: the device hangs: it has not ended within 0.2 s the work of an earlier attempt");
   EXPECT_EQ(rig.fake.endless_waits(), 0);
 }
 
