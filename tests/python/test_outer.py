@@ -7,6 +7,7 @@ import copy
 import os
 import pathlib
 import select
+import shutil
 import signal
 import socket
 import time
@@ -246,13 +247,35 @@ def test_a_peer_that_comes_later_gets_the_state(place: str) -> None:
             everyone = [*peers, late]
             meet(everyone)
             assert late.outer.round == 2
-            for value, base in zip(late.values(), late.outer._base, strict=True):
-                assert torch.equal(value, base)  # The outer parameters have replaced its own.
+            for index, value in enumerate(late.values()):
+                assert torch.equal(value.flatten(), peers[0].outer._numbers.outer(index))  # They have replaced its own.
             make_round(everyone)
             assert {each.outer.participants for each in everyone} == {3}
             assert len({each.outer.digest for each in everyone}) == 1
         finally:
             late.close()
+
+
+def test_steps_before_the_courier_has_started_are_in_the_first_change(tmp_path: pathlib.Path) -> None:
+    with swarm_of(lambda: Peer(0, f"run@{tmp_path}")) as peers:
+        for _ in range(EVERY):
+            peers[0].step()
+        before = peers[0].values()
+        meet(peers)
+        assert all(map(torch.equal, peers[0].values(), before))
+        peers[0].step()
+        assert peers[0].outer._offered_counts["weight"] == 4 * (EVERY + 1)
+
+
+def test_who_trains_something_else_is_left_out_and_named(place: str, caplog: pytest.LogCaptureFixture) -> None:
+    kinds = ("int8", "int8", "int4")
+    makers = [lambda peer=peer, kind=kind: Peer(peer, place, payload=kind) for peer, kind in enumerate(kinds)]  # type: ignore[misc]
+    with swarm_of(*makers) as peers:
+        wait_until(peers, lambda: f"the record of {peers[2].outer.peer} is left out" in caplog.text)
+        assert "payload int4; this peer has 4 parameters with 2401 numbers" in caplog.text
+        meet(peers[:2])
+        make_round(peers[:2])
+        assert {each.outer.participants for each in peers[:2]} == {2}
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
@@ -310,6 +333,25 @@ def test_a_courier_that_hangs_is_replaced(tmp_path: pathlib.Path, monkeypatch: p
         wait_until(peers, lambda: peers[0].outer.courier_pid != before)
         monkeypatch.undo()
         wait_until(peers, lambda: all_ready(peers))
+
+
+def test_a_courier_that_cannot_take_another_one_s_place_is_tried_again(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with swarm_of(lambda: Peer(0, f"run@{tmp_path}")) as peers:
+        meet(peers)
+        kill(peers[0].outer.courier_pid)
+        shutil.rmtree(tmp_path / "run")
+        (tmp_path / "run").touch()  # As a mount that is gone for a while.
+        wait_until(peers, lambda: "cannot start" in caplog.text)
+        (tmp_path / "run").unlink()
+        wait_until(peers, (tmp_path / "run" / peers[0].outer.peer / "record").exists)
+
+
+def test_a_weight_that_is_none_is_refused(tmp_path: pathlib.Path) -> None:
+    with swarm_of(lambda: Peer(0, f"run@{tmp_path}", weight=lambda _: float("nan"))) as peers:
+        with pytest.raises(accelmgr.UsageError, match="the weight of a step is nan; it must be from 0 to 1e"):
+            peers[0].step()
 
 
 def test_an_address_that_cannot_be_served_at_is_an_error_that_names_it(tmp_path: pathlib.Path) -> None:
@@ -414,6 +456,10 @@ def test_a_host_that_ends_takes_its_courier_along(tmp_path: pathlib.Path) -> Non
         ({"mix": 0.0}, "mix"),
         ({"payload": "int3"}, "payload"),
         ({"min_peers": 1}, "min_peers"),
+        ({"bound": -1.0}, "bound"),
+        ({"swarm": "run@host:port"}, "swarm"),
+        ({"swarm": "run@host:1", "listen": "4711"}, "listen"),
+        ({"swarm": "run@host:1", "advertise": "203.0.113.1"}, "advertise"),
     ],
 )
 def test_what_cannot_be_is_refused_with_its_name(options: dict[str, object], key: str, tmp_path: pathlib.Path) -> None:

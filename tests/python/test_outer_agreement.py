@@ -11,6 +11,7 @@ import random
 
 import pytest
 
+from accelmgr.outer import _pace
 from accelmgr.outer._agreement import Accepted, Agreement, Proposal, Record, quorum
 from accelmgr.outer._leases import Leases
 
@@ -24,7 +25,7 @@ class Swarm:
         self.chance = random.Random(seed)
         names = tuple(f"p{index}" for index in range(size))
         self.peers = {
-            name: Agreement(Record(name, 0, "p0", 1, names, "digest 1", ALL, promised=(0, names[1 % size])))
+            name: Agreement(Record(name, 0, "", "p0", 1, names, "digest 1", ALL, promised=(0, names[1 % size])))
             for name in names
         }
         self.dead: set[str] = set()
@@ -159,9 +160,77 @@ def test_two_of_five_wait_and_say_so() -> None:
 def test_a_record_is_what_it_was_after_its_way_and_nonsense_is_refused() -> None:
     proposal = Proposal(2, "p0", ("p0", "p1"), (1.0, 2.0), ALL, ALL, 3.0, Leases(), (0, "p0"))
     accepted = ((3, "p1"), proposal, "mean")
-    record = Record("p0", 7, "p0", 1, ("p0",), "d", ALL, 4.0, (3, "p1"), accepted, (3, "p1"), ((3, "p1"), proposal))
+    record = Record("p0", 7, "", "p0", 1, ("p0",), "d", ALL, 4.0, promised=(3, "p1"), accepted=accepted)
+    record = dataclasses.replace(record, prepared=(3, "p1"), proposal=((3, "p1"), proposal))
     record = dataclasses.replace(record, lacking=("p1",), committed=accepted, wants={"p1": "x"})
     assert Record.of_bytes(record.as_bytes()) == record
-    for text in (b"", b"[]", b"{}", json.dumps({"peer": 1}).encode(), record.as_bytes()[:-1]):
+    for text in (b"", b"[]", b"{}", json.dumps({"peer": 1}).encode(), record.as_bytes()[:-1], b"[" * 100_000):
         with pytest.raises(ValueError):
             Record.of_bytes(text)
+    others: dict[str, list[object]] = {
+        "version": ["7", -1, 1 << 70, True, None],
+        "round": [None, 1.5],
+        "voters": [[], "p0", [1]],
+        "offer": [float("nan"), -1.0, 1e31, "4"],
+        "wanted": [1e30, 1 << 62],
+        "wants": [[], {"p1": 1}],
+        "lineage": ["x" * 20_000, 3],
+        "blocks": [[0], [0, 1, 2], None],
+        "promised": [[1], ["p", 1]],
+        "accepted": [[[3, "p1"], [], "mean"], [[3, "p1"], json.loads(json.dumps(proposal)), 3]],
+        "committed": [[[3, "p1"], json.loads(json.dumps(proposal._replace(weights=(1.0,)))), "mean"]],
+    }
+    fields = json.loads(record.as_bytes())
+    for name, values in others.items():
+        for value in values:
+            with pytest.raises(ValueError):
+                Record.of_bytes(json.dumps({**fields, name: value}).encode())
+
+
+def test_who_reaches_nobody_is_left_out_and_not_all_others() -> None:
+    ballot = (0, "p0")
+    proposal = Proposal(2, "p0", tuple("abcd"), (1.0,) * 4, ALL, ALL, 4.0, Leases(), ballot)
+    for lacking, lost in (
+        ({"d": "abc"}, {"d"}),
+        ({"a": "d", "b": "d", "c": "d", "d": "abc"}, {"d"}),
+        ({"a": "b"}, {"b"}),
+        ({"a": "b", "b": "a", "c": "d"}, {"b", "d"}),
+        ({"a": "a"}, {"a"}),
+        ({}, set()),
+    ):
+        records = [Record(peer, 1, "", "p0", 1, ("a",), lacking_in=ballot) for peer in "abcd"]
+        records = [dataclasses.replace(each, lacking=tuple(lacking.get(each.peer, ""))) for each in records]  # type: ignore[attr-defined]
+        agreement = Agreement(dataclasses.replace(records[0], proposal=(ballot, proposal)))
+        for each in records[1:]:
+            agreement.hear(each)
+        assert agreement._lost() == lost
+
+
+def test_a_voter_that_lives_and_hears_nothing_does_not_stop_the_others() -> None:
+    """It owns the first ballot, and never proposes."""
+    swarm = Swarm(1, 3)
+    deaf = swarm.peers["p0"].record.promised[1]
+    others = [name for name in swarm.peers if name != deaf]
+    for late in (0, 1, 2, 2, 2):
+        for name in others:
+            for other in swarm.peers:
+                swarm.peers[name].hear(swarm.peers[other].record)
+            if swarm.peers[name].record.offer is None:
+                swarm.peers[name].offer(1.0)
+            swarm.peers[name].advance(set(swarm.peers) - {name}, late, True, ALL)
+    assert swarm.peers[others[0]].present() is not None
+
+
+def test_each_attempt_may_take_twice_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What takes longer than the last rounds did was begun anew for ever."""
+    now = [100.0]
+    monkeypatch.setattr(_pace.time, "monotonic", lambda: now[0])
+    agreement = Agreement(Record("p0", 0, "", "p0", 1, ("p0", "p1"), "digest", ALL, promised=(3, "p1")))
+    pace = _pace.Pace(agreement, [1000], 5.0)
+    for _ in range(3):
+        pace.exchanged(10, 10.0)
+    assert pace.late() == 0
+    now[0] += 8 * 20 - 1
+    assert pace.late() == 0
+    now[0] += 2
+    assert pace.late() == 1

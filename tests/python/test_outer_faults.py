@@ -85,6 +85,7 @@ class Life:
     def __init__(self, transport: Folder, fault: Fault) -> None:
         self._transport, self._fault = transport, fault
         self.is_dead = False
+        self.is_silent = self.hears_no_mean = False
 
     def meet(self, call: str, halfway: Callable[[], object] = lambda: None) -> None:
         if self.is_dead:
@@ -108,6 +109,8 @@ class Life:
             time.sleep(0.3)  # The fault itself: half of the time after which a peer counts as gone.
 
     def publish(self, key: str, value: bytes | None) -> None:
+        if self.is_silent and key != "record":
+            return
         self.meet(f"publish {key}", lambda: self._transport.publish(key, value))
         if self._fault.kind == "corrupt" and self._fault.lasts and value:
             value = value[:-1] + bytes([value[-1] ^ 1])
@@ -115,6 +118,8 @@ class Life:
 
     def fetch(self, key: str, peer: str, deadline: float, known: bytes | None = None) -> bytes:
         self.meet(f"fetch {key} of {peer}")
+        if self.hears_no_mean and "/mean" in key and peer != "p2":
+            raise Absent("the mean was lost with a courier")
         value = self._transport.fetch(key, peer, deadline, known)
         if self.is_dead:
             raise Killed
@@ -251,7 +256,7 @@ class Host:
             self.merged = message["stands"]
             if self.offered != self.merged:
                 self.offered = None
-            if not any(took_part for _, took_part in message["merge"]):
+            if message["merge"] and not any(took_part for _, took_part in message["merge"]):
                 self.since = self.used
             self.tell(merged=self.merged, used=self.used)
 
@@ -468,6 +473,37 @@ def test_rounds_go_on_without_the_changes_of_a_slow_peer(tmp_path: pathlib.Path)
         swarm.until(lambda: all(host.status.round > last + 3 for host in swarm.hosts))
         assert {host.status.participants for host in swarm.hosts} == {2}
         swarm.hosts[2].is_busy = False
+        swarm.check_after(max(host.status.round for host in swarm.hosts))
+
+
+@pytest.mark.usefixtures("quick")
+def test_rounds_go_on_without_a_peer_whose_bytes_do_not_come(tmp_path: pathlib.Path) -> None:
+    """It lives, and says so. Rounds were tried with it for ever."""
+    with three_peers(tmp_path) as swarm:
+        for host in swarm.hosts:
+            assert host.courier is not None
+            host.courier._pace._attempts = _pace.Times(0.5, 0.5)
+        swarm.hosts[2].life.is_silent = True
+        last = max(host.status.round for host in swarm.hosts)
+        swarm.until(lambda: all(host.status.round > last + 3 for host in swarm.hosts[:2]))
+        assert {host.status.participants for host in swarm.hosts[:2]} == {2}
+        swarm.hosts[2].life.is_silent = False
+        swarm.check_after(max(host.status.round for host in swarm.hosts))
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_peer_takes_the_state_if_nobody_has_the_mean_of_the_last_round_any_more(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_courier, "CARRY_S", 0.5)
+    with three_peers(tmp_path) as swarm:
+        first, second, behind = swarm.hosts
+        behind.life.hears_no_mean = True
+        last = max(host.status.round for host in swarm.hosts)
+        swarm.until(lambda: all(host.status.round > last for host in (first, second)))
+        first.is_busy = second.is_busy = True  # No round follows by which it could see that it is behind.
+        swarm.until(lambda: behind.status.round == first.status.round == second.status.round)
+        behind.life.hears_no_mean = first.is_busy = second.is_busy = False
         swarm.check_after(max(host.status.round for host in swarm.hosts))
 
 

@@ -1,8 +1,11 @@
-"""Bytes by way of HTTP: few connections, and nothing of peers that have been gone for long."""
+"""Bytes by way of HTTP and of a folder: few connections, and nothing of peers that have been gone for long."""
 
 from __future__ import annotations
 
 import contextlib
+import http.server
+import os
+import pathlib
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -11,6 +14,7 @@ from typing import Any
 import pytest
 
 from accelmgr.outer import _http
+from accelmgr.outer._folder import Folder
 from accelmgr.outer._http import Http
 
 BOUND_S = 60.0
@@ -47,7 +51,7 @@ def wait_until(noted: threading.Condition, holds: Callable[[], bool]) -> None:
         assert noted.wait_for(holds, BOUND_S)
 
 
-def fetch(reader: Http, key: str, peer: str) -> bytes:
+def fetch(reader: Http | Folder, key: str, peer: str) -> bytes:
     return reader.fetch(key, peer, time.monotonic() + BOUND_S)
 
 
@@ -63,6 +67,54 @@ def test_threads_that_come_later_use_connections_of_those_before(
             thread.start()
             thread.join()
         assert sum(map(len, other._idle.values())) == 1
+
+
+def test_what_a_peer_has_heard_itself_is_not_replaced_by_what_others_say(noted: threading.Condition) -> None:
+    with peers("one", "other") as (one, other):
+        wait_until(noted, lambda: one.peers() == {"other"})
+        one._note("other", "127.0.0.1:9")  # By way of a peer in another network, for instance.
+        other.publish("key", b"value")
+        assert fetch(one, "key", "other") == b"value"
+
+
+@pytest.mark.parametrize("body", [b"[]", b'{"evil": "127.0.0.1:9"}', b"x" * 100], ids=["list", "peers", "text"])
+def test_what_is_no_peer_is_not_believed_and_ends_nothing(
+    body: bytes, monkeypatch: pytest.MonkeyPatch, noted: threading.Condition
+) -> None:
+    """Another program has a peer's former address."""
+    monkeypatch.setattr(_http, "LOOK_S", 0.02)
+    asked = threading.Semaphore(0)
+
+    class Other(http.server.BaseHTTPRequestHandler):
+        def log_message(self, format: str, *arguments: Any) -> None:
+            pass
+
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(body)
+            asked.release()
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Other) as server, peers("one") as (one,):
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        one._seeds.append(f"127.0.0.1:{server.server_address[1]}")
+        for _ in range(3):
+            assert asked.acquire(timeout=BOUND_S)
+        with peers("other") as (other,):
+            one._seeds.append(other.address())
+            wait_until(noted, lambda: one.peers() == {"other"})
+        server.shutdown()
+
+
+def test_a_folder_forgets_who_was_switched_off_long_ago(tmp_path: pathlib.Path) -> None:
+    one, gone = (Folder(tmp_path, "run", name) for name in ("one", "gone"))
+    gone.publish("record", b"old")
+    one.publish("record", b"new")
+    os.utime(tmp_path / "run" / "gone", (0, 0))
+    assert not one.peers()
+    assert not (tmp_path / "run" / "gone").exists()
+    gone.publish("record", b"newer")  # It was stopped.
+    assert fetch(one, "record", "gone") == b"newer"
 
 
 def test_a_peer_that_has_been_gone_for_long_is_forgotten_by_all(

@@ -17,12 +17,20 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import hashlib
 import json
+import math
+import types
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from accelmgr.outer._leases import Leases
+
+MOST_WEIGHT = 1e30
+MOST_ELEMENTS = 1 << 60
+MOST_TEXT = 10_000
+"""Characters. A lineage has some for each time that the swarm was divided."""
 
 Ballot = tuple[int, str]
 """An attempt and who proposes in it."""
@@ -65,6 +73,8 @@ class Record:
 
     peer: str
     version: int = 0
+    model: str = ""
+    """What is averaged, and how it travels: rounds are made with peers that have the same."""
     lineage: str = ""
     """Which swarm: peers of one lineage have committed the same rounds."""
     round: int = 0
@@ -107,9 +117,18 @@ class Record:
             for name in ("proposal", "accepted", "committed"):
                 if fields[name] is not None:
                     fields[name] = proposal_of(fields[name])
-            return cls(**fields)
-        except (TypeError, KeyError, ValueError, AttributeError) as error:
+            record = cls(**fields)
+        except (TypeError, KeyError, ValueError, AttributeError, RecursionError) as error:
             raise ValueError(f"no record of a peer: {error}") from error
+        for name, kind in _hints(cls).items():
+            if not _is(getattr(record, name), kind):
+                raise ValueError(f"no record of a peer: its {name} is {str(getattr(record, name))[:100]}")
+        proposals = [each[1] for each in (record.proposal, record.accepted, record.committed) if each is not None]
+        if not record.voters or any(len(each.members) != len(each.weights) for each in proposals):
+            raise ValueError("no record of a peer: members or voters are missing")
+        if max([record.offer or 0.0, *(weight for each in proposals for weight in each.weights)]) > MOST_WEIGHT:
+            raise ValueError(f"no record of a peer: a weight is more than {MOST_WEIGHT:g}")
+        return record
 
 
 def proposal_of(value: Any) -> Any:
@@ -122,6 +141,30 @@ def proposal_of(value: Any) -> Any:
 def _tuples(value: Any) -> Any:
     """With tuples where JSON has lists."""
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
+
+_hints = functools.cache(get_type_hints)
+
+
+def _is(value: Any, kind: Any) -> bool:
+    """Whether a value is of this type, and its numbers and texts are such as records have."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if kind is int:
+        return type(value) is int and 0 <= value <= MOST_ELEMENTS
+    if kind is float:
+        return type(value) in (int, float) and 0 <= value < math.inf
+    if kind is str:
+        return isinstance(value, str) and len(value) <= MOST_TEXT
+    if origin is dict:
+        return isinstance(value, dict) and all(_is(each, inner[0]) and _is(value[each], inner[1]) for each in value)
+    if origin is tuple:
+        kinds = (inner[0],) * len(value) if inner[-1] is Ellipsis and isinstance(value, tuple) else inner
+        return isinstance(value, tuple) and len(value) == len(kinds) and all(map(_is, value, kinds))
+    if isinstance(kind, type) and issubclass(kind, tuple):  # A named one.
+        return isinstance(value, kind) and all(map(_is, value, _hints(kind).values()))
+    if origin in (Union, types.UnionType):
+        return any(_is(value, each) for each in inner)
+    return value is None
 
 
 def precedence(record: Record) -> tuple[int, int, str]:
@@ -234,11 +277,15 @@ class Agreement:
             return None
         return next(each for each in here if each.digest == digest)
 
+    def committed_next(self) -> list[Record]:
+        """Peers that have committed one round more than this one."""
+        following = self.record.lineage, self.record.round + 1
+        return [each for each in self.heard.values() if (each.lineage, each.round) == following]
+
     def decided(self) -> Accepted | None:
         """What a majority of the voters has accepted in one ballot, or a peer has committed."""
-        for each in self.heard.values():
-            if (each.lineage, each.round) == (self.record.lineage, self.record.round + 1):
-                return each.committed
+        for each in self.committed_next():
+            return each.committed
         votes: dict[tuple[Ballot, str, str], set[str]] = {}
         found: dict[tuple[Ballot, str, str], Accepted] = {}
         for each in self.peers():
@@ -257,10 +304,10 @@ class Agreement:
         best = max(made, key=lambda each: each[0], default=None)
         return best if best is not None and best[0] >= self.record.promised else None
 
-    def advance(self, alive: set[str], is_late: bool, offers_are_late: bool, next_blocks: tuple[int, int]) -> None:
+    def advance(self, alive: set[str], late: int, offers_are_late: bool, next_blocks: tuple[int, int]) -> None:
         """Says in the record what follows from all records.
 
-        alive: the other peers that answer. is_late: the present attempt has taken longer than one takes.
+        alive: the other peers that answer. late: how many times as long as an attempt takes the present one has taken.
         offers_are_late: the remaining offers have taken longer to come than offers take. next_blocks: what a proposal
         of this peer says that the round after it averages.
         """
@@ -272,10 +319,10 @@ class Agreement:
                 if self.record.proposal is None or self.record.proposal[0] < self.record.prepared:
                     self._propose_promised(alive, next_blocks)
             elif self.present() is None and self.record.promised[0] == 0:
-                self._propose_first(alive, offers_are_late, is_late, next_blocks)
+                self._propose_first(alive, offers_are_late, late, next_blocks)
                 return
-            if self.decided() is None and self._must_try_again(alive, is_late):
-                self._prepare(alive)
+            if self.decided() is None and self._must_try_again(alive, late > 0):
+                self._prepare(alive, late)
         elif self.present() is None:
             self.waiting_for = self._missing_offers(alive, offers_are_late)
 
@@ -293,9 +340,18 @@ class Agreement:
             self._change(accepted=(ballot, proposal, mean))
 
     def _lost(self) -> set[str]:
-        """Peers whose part of the last proposal did not come to somebody."""
+        """Peers without which everybody has got each other's part of the last proposal.
+
+        A peer that nobody's bytes reach lacks all others: it is left out, not they.
+        """
         last = max((each.proposal[0] for each in self.peers() if each.proposal is not None), default=None)
-        return {peer for each in self.peers() if each.lacking_in == last for peer in each.lacking}
+        lacking = {(each.peer, peer) for each in self.peers() if each.lacking_in == last for peer in each.lacking}
+        lost = {one for one, other in lacking if one == other}  # They say so themselves.
+        while left := [pair for pair in lacking if not lost.intersection(pair)]:
+            bad = collections.Counter(peer for pair in left for peer in pair)
+            named = {peer for _, peer in left}
+            lost.add(max(bad, key=lambda peer: (bad[peer], peer in named, peer)))
+        return lost
 
     @property
     def _least(self) -> int:
@@ -349,17 +405,15 @@ class Agreement:
         )
         self._change(proposal=(ballot, proposal))
 
-    def _propose_first(
-        self, alive: set[str], offers_are_late: bool, is_late: bool, next_blocks: tuple[int, int]
-    ) -> None:
+    def _propose_first(self, alive: set[str], offers_are_late: bool, late: int, next_blocks: tuple[int, int]) -> None:
         self.waiting_for = self._missing_offers(alive, offers_are_late)
         if self.waiting_for:
             return
         if self.record.promised == (0, self.record.peer):
             self._propose((0, self.record.peer), alive, next_blocks)
             self._promise_and_accept()
-        elif self.record.promised[1] not in alive or is_late:
-            self._prepare(alive)
+        elif self.record.promised[1] not in alive or late > 0:
+            self._prepare(alive, late)
 
     def _propose_promised(self, alive: set[str], next_blocks: tuple[int, int]) -> None:
         ballot = self.record.promised
@@ -389,18 +443,18 @@ class Agreement:
         """Living peers that have this proposal's mean."""
         has = [
             each.peer
-            for each in self.heard.values()
+            for each in list(self.heard.values())
             for held in (each.accepted, each.committed)
             if held is not None and held[1] == proposal and each.peer in alive
         ]
         return sorted(set(has))
 
-    def _prepare(self, alive: set[str]) -> None:
-        """Begins an attempt, if this peer is the first living voter in the round's order."""
+    def _prepare(self, alive: set[str], late: int) -> None:
+        """Begins the next attempt, if it is this peer's turn. Living voters take turns: one may live and not hear."""
         voters, number = self.record.voters, self.record.round
         order = [voters[(number + place) % len(voters)] for place in range(len(voters))]
-        first = next(peer for peer in order if peer == self.record.peer or peer in alive)
-        if first == self.record.peer:
-            highest = max([self.record.promised, *(each.promised for each in self.peers())])
+        living = [peer for peer in order if peer == self.record.peer or peer in alive]
+        highest = max([self.record.promised, *(each.promised for each in self.peers())])
+        if living[(highest[0] + max(0, late - 1)) % len(living)] == self.record.peer:
             ballot = highest[0] + 1, self.record.peer
             self._change(prepared=ballot, promised=ballot)

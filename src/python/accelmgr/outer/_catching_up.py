@@ -19,7 +19,7 @@ from accelmgr.outer._state import digest_of as digest_of_hashes
 from accelmgr.outer._transport import Absent, Transport
 
 LEAST_REPLAYED_BYTES = 64 << 20
-ANSWER_S = 10.0
+ANSWER_S = 30.0
 CARRY_S = 120.0
 """A mean or a block has come after so long, or the peer starts again."""
 AGAIN_S = 0.1
@@ -36,10 +36,11 @@ class CatchingUp:
         *,
         later: Callable[[Callable[[], object]], None],
         commits: Callable[[Accepted, bytes], None],
-        takes: Callable[[Record, dict[int, bytes]], None],
+        takes: Callable[[Record, list[str], dict[int, bytes]], None],
         says: Callable[[str], None],
     ) -> None:
-        """later: makes a call in the main thread. commits, takes: called there with a round, or with another state."""
+        """later: makes a call in the main thread. commits, takes: called there with a round, or with another state:
+        a record, the SHA-256 of all blocks, and those blocks that this peer lacked when it asked."""
         self._agreement, self._state, self._transport = agreement, state, transport
         self._later, self._commits, self._takes, self._says = later, commits, takes, says
         self._thread: threading.Thread | None = None
@@ -73,7 +74,9 @@ class CatchingUp:
         Raises OSError.
         """
         own, heard = self._agreement.record.peer, self._agreement.heard
-        wanted = {heard[peer].wants[own] for peer in alive if own in heard[peer].wants}
+        wanted = {
+            heard[peer].wants[own] for peer in alive if heard[peer].wants.get(own, "").startswith(f"state/{peer}/")
+        }
         for name in self._served.keys() - wanted:
             keys = self._served.pop(name)
             for key in keys.difference(*self._served.values()):
@@ -150,7 +153,7 @@ class CatchingUp:
                 lambda place: self._block(theirs[lacking[place]], same[place % len(same)], same[0]), range(len(lacking))
             )
             blocks = dict(zip(lacking, fetched, strict=True))
-        self._later(lambda: self._takes(record, blocks))
+        self._later(lambda: self._takes(record, theirs, blocks))
 
     def _block(self, digest: str, donor: str, first: str) -> bytes:
         try:

@@ -8,14 +8,16 @@ The memfd has all parameters twice: the change that the host offers, and the out
                        offer [LINEAGE, ROUND], weight, since, used: the change of the next blocks is in the memfd; how
                        many elements the host had used when it began the change, and at its end
     courier to host    status: as Status
-                       merge [[BLOCK, TOOK PART], ...], stands [LINEAGE, ROUND]: outer parameters are in the memfd, and
-                       after them the host stands there; as before, if more blocks follow
+                       merge [[BLOCK, TOOK PART], ...], stands [LINEAGE, ROUND], replaces: outer parameters are in the
+                       memfd, and after them the host stands there; as before, if more blocks follow. replaces: it
+                       takes them as they are, because it is new in the swarm
                        beat: it lives; failed TEXT: it cannot start
                        warning TEXT: for the log
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import mmap
@@ -141,7 +143,7 @@ class Channel:
             data = self._end.recv(MOST_BYTES, 0 if may_wait else socket.MSG_DONTWAIT)
         except BlockingIOError:
             return None
-        except ConnectionError as error:
+        except OSError as error:
             raise EOFError from error
         if not data:
             raise EOFError
@@ -149,4 +151,6 @@ class Channel:
         return message
 
     def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._end.shutdown(socket.SHUT_RDWR)  # Forks of this process may have it, too.
         self._end.close()

@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import dataclasses
 import json
+import math
 import os
 import pickle
 import queue
@@ -24,7 +25,7 @@ from typing import Any
 import torch
 
 from accelmgr.outer._agreement import Accepted, Agreement, Proposal, Record, precedence
-from accelmgr.outer._catching_up import CatchingUp
+from accelmgr.outer._catching_up import CARRY_S, CatchingUp
 from accelmgr.outer._channel import Channel, Given, Numbers, Range, Status
 from accelmgr.outer._exchange import Cancelled, Exchange, decoded, digest_of
 from accelmgr.outer._folder import Folder
@@ -66,6 +67,13 @@ class Settings:
     optimizer: bytes
     """A pickled function from outer parameters to their optimizer."""
 
+    @property
+    def model(self) -> str:
+        """See Record."""
+        numbers = sum(math.prod(shape) for shape in self.shapes)
+        digest = digest_of(json.dumps(self.shapes).encode())[:8]
+        return f"{len(self.shapes)} parameters with {numbers} numbers (shapes {digest}), payload {self.kind}"
+
 
 def transport_of(settings: Settings, places: dict[str, str]) -> Transport:
     """places: as the transport before this one had them. Raises an error that says why it cannot be used."""
@@ -104,10 +112,18 @@ class Courier:
             leases = Leases().after_round({}, {}, {own: settings.wanted}, FIRST)
             begin = Proposal(0, own, (own,), (0.0,), every, every, 0.0, leases, (0, own))
             record = Record(
-                own, 0, own, 0, (own,), self._state.digest, every, promised=(0, own), committed=((0, own), begin, "")
+                own,
+                lineage=own,
+                voters=(own,),
+                digest=self._state.digest,
+                blocks=every,
+                promised=(0, own),
+                committed=((0, own), begin, ""),
             )
         # The courier before this one has published more versions than it kept; the clock is ahead of them all.
-        record = dataclasses.replace(record, version=time.monotonic_ns(), wants={}, wanted=settings.wanted)
+        record = dataclasses.replace(
+            record, version=time.monotonic_ns(), model=settings.model, wants={}, wanted=settings.wanted
+        )
         self._agreement = Agreement(record, settings.min_peers)
         self._events: queue.Queue[Callable[[], object]] = queue.Queue()
         self._has_ended = False
@@ -133,11 +149,13 @@ class Courier:
             append(self._ranges, given_before)
         self._dirty: dict[int, bool] = {}
         self._merged: list[Any] | None = None
-        self._is_merging = False
+        self._replaces = False  # See the channel.
+        self._is_merging = True  # Until the host has said where it stands: it cannot merge before.
         self._status = Status()
         self._lost_at = time.monotonic()
         sizes = [value.numel() for value in self._state.parameters]
         self._pace = Pace(self._agreement, sizes, settings.fragment_s)
+        self._decided = ("", 0.0)  # The key of a round whose mean is awaited, and since when.
 
     # The loop
 
@@ -154,13 +172,13 @@ class Courier:
                 self._agreement.beat()
                 self._tell(beat=True)
                 beaten = time.monotonic()
-            self._follow_peers()
             try:
+                self._follow_peers()
                 self._advance()
                 self._give()
                 self._say()
             except OSError as error:  # A full disk: what is missing is published once there is room.
-                self._warn(f"nothing can be published: {error}")
+                self._warn(f"nothing can be published or heard: {error}")
         self._transport.close()
 
     @staticmethod
@@ -169,6 +187,7 @@ class Courier:
 
     def _warn(self, text: str) -> None:
         """Once for each text. Any thread may call it."""
+        text = text[:MOST_TEXT]
         if text not in self._complained:
             self._complained = {*self._complained, text} if len(self._complained) < MOST_WARNINGS else {text}
             self._events.put(lambda: self._tell(warning=text))
@@ -192,8 +211,7 @@ class Courier:
             try:
                 known = self._transport.fetch("record", peer, time.monotonic() + 2 * BEAT_S, known)
                 record, heard_at = Record.of_bytes(known), time.monotonic()
-                if record.peer != peer:
-                    raise ValueError(f"it is that of {record.peer}")
+                self._check(record, peer)
                 self._events.put(lambda record=record: self._heard(record))  # type: ignore[misc]
             except Absent as absent:
                 if isinstance(absent, Refused):
@@ -205,7 +223,19 @@ class Courier:
                     time.sleep(max(BEAT_S, (time.monotonic() - heard_at) / 10))
             except ValueError as error:
                 self._warn(f"the record of {peer} is left out: {error}")
+                time.sleep(BEAT_S)
         self._events.put(lambda: self._forget(peer))
+
+    def _check(self, record: Record, peer: str) -> None:
+        """Raises ValueError for a record that is not of this peer, or with which there can be no round."""
+        if record.peer != peer:
+            raise ValueError(f"it is that of {record.peer}")
+        if record.model != self._settings.model:
+            raise ValueError(f"it has {record.model}; this peer has {self._settings.model}")
+        proposals = [each[1] for each in (record.proposal, record.accepted, record.committed) if each is not None]
+        for begin, end in (record.blocks, *(each for made in proposals for each in (made.blocks, made.next_blocks))):
+            if not begin < end <= len(self._settings.shapes):
+                raise ValueError(f"there are no blocks {begin} to {end}")
 
     def _forget(self, peer: str) -> None:
         self._agreement.heard.pop(peer, None)
@@ -235,16 +265,31 @@ class Courier:
             agreement.waiting_for = f"the state of {leader.peer} after round {leader.round}"
             self._catching_up.follow(leader, alive)
             return
-        if (decided := agreement.decided()) is not None:
-            self._get_mean(decided[1])
-            if (mean := self._means.get(decided[1].key)) is not None:
-                self._commit(decided, mean)
-            return
         self._split_if_needed(alive)
+        if (decided := agreement.decided()) is not None:
+            self._get_decided(decided, alive)
+            return
         pace = self._pace
-        agreement.advance(alive, pace.is_late(), pace.offers_are_late(), pace.next_blocks())
+        if (late := pace.late()) and self._exchange is not None:
+            for peer in list(self._exchange.missing):
+                self._lacks(self._exchange.proposal, peer)
+        agreement.advance(alive, late, pace.offers_are_late(), pace.next_blocks())
         if (present := agreement.present()) is not None:
             self._get_mean(present[1])
+
+    def _get_decided(self, decided: Accepted, alive: set[str]) -> None:
+        """Commits it once its mean is here. If nobody has the mean any more, who has committed it has the state."""
+        agreement, key = self._agreement, decided[1].key
+        self._get_mean(decided[1])
+        if (mean := self._means.get(key)) is not None:
+            self._commit(decided, mean)
+            return
+        agreement.waiting_for = f"the mean of round {decided[1].number}"
+        if self._decided[0] != key:
+            self._decided = key, time.monotonic()
+        ahead = [each for each in agreement.committed_next() if each.peer in alive]
+        if ahead and time.monotonic() - self._decided[1] > CARRY_S:
+            self._catching_up.follow(ahead[0], alive)
 
     def _split_if_needed(self, alive: set[str]) -> None:
         now, least = time.monotonic(), self._settings.min_peers
@@ -326,7 +371,10 @@ class Courier:
         self._state.step(proposal.blocks, decoded(mean, proposal, count, self._settings.kind), record)
         self._dirty.update(dict.fromkeys(range(*proposal.blocks), proposal.weight_of(self._settings.peer) > 0))
         self._begin_round()
-        self._catching_up.keep(decided, mean)
+        try:
+            self._catching_up.keep(decided, mean)
+        except OSError as error:  # Who needs this round takes the state.
+            self._warn(f"round {proposal.number} cannot be kept for others: {error}")
 
     def _begin_round(self) -> None:
         for exchange in self._published:
@@ -342,11 +390,14 @@ class Courier:
         if (decided[1].lineage, decided[1].number) == (record.lineage, record.round + 1):
             self._commit(decided, mean)
 
-    def _take(self, donor: Record, blocks: dict[int, bytes]) -> None:
+    def _take(self, donor: Record, hashes: list[str], blocks: dict[int, bytes]) -> None:
+        """hashes: of all blocks of the donor. blocks: those that this peer lacks."""
         own = self._agreement.record
         is_here = (donor.lineage, donor.round) == (own.lineage, own.round)
         if precedence(donor) > precedence(own) or (is_here and donor.digest == own.digest):
             return  # This peer has got on meanwhile.
+        if any(self._state.hashes[index] != each for index, each in enumerate(hashes) if index not in blocks):
+            return  # Likewise: it lacks others now.
 
         def record(after: str) -> dict[str, Any]:
             fields = {name: getattr(donor, name) for name in ("lineage", "round", "voters", "blocks", "committed")}
@@ -357,12 +408,22 @@ class Courier:
 
         try:
             self._state.take(blocks, record)
+            if self._is_new(own.lineage, own.round) and blocks:
+                self._replace()
             self._dirty.update(dict.fromkeys(blocks, False))
             self._begin_round()
             if is_here and own.offer is not None:
                 self._offer_nothing()  # The host offers one change in a round.
         except ValueError as error:
             self._warn(f"the state of {donor.peer} cannot be taken: {error}")
+
+    def _is_new(self, lineage: str, number: int) -> bool:
+        """Whether somebody who stands there has been in no round yet: what it has trained alone does not count."""
+        return (lineage, number) == (self._settings.peer, 0)
+
+    def _replace(self) -> None:
+        """The host's parameters become the outer ones."""
+        self._replaces, self._dirty = True, dict.fromkeys(range(len(self._settings.shapes)), False)
 
     # The host
 
@@ -382,7 +443,12 @@ class Courier:
             self._merged, self._is_merging = message["merged"], False
             if record.offer is None:
                 self._agreement.drop(self._of_lease(message["used"]))
-            if message.get("is_first") and self._merged != [record.lineage, record.round]:
+            stands = [self._settings.peer, 0] if self._merged is None else self._merged
+            if not message.get("is_first") or stands == [record.lineage, record.round]:
+                pass
+            elif self._is_new(*stands):
+                self._replace()
+            else:
                 is_next = self._merged == [record.lineage, record.round - 1]
                 took_part = is_next and record.committed[1].weight_of(record.peer) > 0
                 self._dirty = dict.fromkeys(range(len(self._settings.shapes)), took_part)
@@ -451,9 +517,11 @@ class Courier:
             for index, _ in part:
                 self._numbers.outer(index).copy_(self._state.parameters[index].flatten())
             is_all = len(part) == len(self._dirty)
-            self._is_merging = self._tell(merge=part, stands=stands if is_all else self._merged)
+            place = stands if is_all else self._merged
+            self._is_merging = self._tell(merge=part, stands=place, replaces=self._replaces)
             if self._is_merging:
                 self._dirty = dict(sorted(self._dirty.items())[MOST_BLOCKS:])
+                self._replaces = self._replaces and not is_all
         status = Status(
             record.lineage,
             record.round,

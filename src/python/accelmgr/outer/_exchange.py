@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import hashlib
 import statistics
 import time
@@ -50,6 +51,8 @@ class Exchange:
         self.proposal, self.published = proposal, list[str]()
         self.is_cancelled = False
         self.seconds = 0.0
+        self.missing = set[str]()
+        """Members whose change has not come; if all have, those whose part of the mean has not."""
         self._peer, self._transport, self._kind, self._count, self._bound = peer, transport, kind, count, bound
         self._holders, self._lacks, self._says = holders, lacks, says
 
@@ -64,7 +67,8 @@ class Exchange:
         """Gives up what was published for this proposal."""
         self.is_cancelled = True
         for key in self.published:
-            self._transport.publish(key, None)
+            with contextlib.suppress(OSError):  # It stays.
+                self._transport.publish(key, None)
 
     def _fetch(self, key: str, peer: str) -> bytes:
         """Waits until it has come, or a holder has the whole mean. Raises Absent then."""
@@ -99,10 +103,10 @@ class Exchange:
 
     def _from_holder(self) -> bytes | None:
         for holder in self._holders():
-            try:
-                return self._transport.fetch(f"{self.proposal.key}/mean", holder, time.monotonic() + POLL_S)
-            except Absent:
-                continue
+            with contextlib.suppress(Absent, ValueError):
+                mean = self._transport.fetch(f"{self.proposal.key}/mean", holder, time.monotonic() + POLL_S)
+                decoded(mean, self.proposal, self._count, self._kind)
+                return mean
         if self.is_cancelled:
             raise Cancelled
         time.sleep(AGAIN_S)
@@ -116,11 +120,30 @@ class Exchange:
             for index in range(len(members)):
                 self._publish(str(index), encode(change[part_of(self._count, index, len(members))], self._kind))
         with concurrent.futures.ThreadPoolExecutor(min(len(members), 16)) as pool:
-            parts = list(pool.map(lambda member: self._fetch(str(mine), member), members))
+            self.missing = set(members)
+            parts = list(pool.map(lambda member: self._part(str(mine), member), members))
             reduced = self._reduced(parts, part_of(self._count, mine, len(members)))
             self._publish(f"mean/{mine}", encode(reduced, self._kind))
-            means = pool.map(lambda place: self._fetch(f"mean/{place[0]}", place[1]), enumerate(members))
-            return b"".join(means)
+            self.missing = set(members)
+            return b"".join(pool.map(self._part_of_mean, range(len(members))))
+
+    def _part(self, key: str, member: str) -> bytes:
+        part = self._fetch(key, member)
+        self.missing.discard(member)
+        return part
+
+    def _part_of_mean(self, index: int) -> bytes:
+        """Raises Absent also for bytes that are no such part."""
+        member, place = self.proposal.members[index], part_of(self._count, index, len(self.proposal.members))
+        part = self._part(f"mean/{index}", member)
+        try:
+            decode(part, place.stop - place.start, self._kind)
+        except ValueError as error:
+            self._says(f"the part of {member} in the mean of round {self.proposal.number} is none: {error}")
+            self._lacks(member)
+            time.sleep(AGAIN_S)
+            raise Absent(str(error)) from error
+        return part
 
     def _reduced(self, parts: list[bytes], place: slice) -> torch.Tensor:
         """The weighted mean in the order of members, of changes of at most `bound` times the median norm."""
@@ -131,8 +154,9 @@ class Exchange:
             except ValueError as error:
                 self._says(f"the change of {member} is left out of round {self.proposal.number}: {error}")
         norms = [float(torch.linalg.vector_norm(change)) for _, _, change in changes]
-        counted = [norm for norm, (_, weight, _) in zip(norms, changes, strict=True) if weight > 0]
+        counted = [norm for norm, (_, weight, _) in zip(norms, changes, strict=True) if weight > 0 and norm > 0]
         most = self._bound * statistics.median(counted) if self._bound and counted else float("inf")
+        heaviest = max((weight for _, weight, _ in changes), default=0.0) or 1.0  # No product is more than a change.
         total = torch.zeros(place.stop - place.start)
         for (member, weight, change), norm in zip(changes, norms, strict=True):
             if norm > most:
@@ -140,8 +164,8 @@ class Exchange:
                     f"the change of {member} is scaled down in round {self.proposal.number}: its norm is {norm:.3g}, "
                     f"and at most {most:.3g} counts, {self._bound:g} times the median"
                 )
-            total.add_(change, alpha=weight * min(1.0, most / norm if norm > 0 else 1.0))
-        return total.div_(sum(weight for _, weight, _ in changes) or 1.0)
+            total.add_(change, alpha=weight / heaviest * min(1.0, most / norm if norm > 0 else 1.0))
+        return total.div_(sum(weight / heaviest for _, weight, _ in changes) or 1.0)
 
 
 def decoded(mean: bytes, proposal: Proposal, count: int, kind: str) -> torch.Tensor:

@@ -30,6 +30,7 @@ class Folder:
             file.unlink(missing_ok=True)
             return
         part = file.with_name(f".{file.name}")
+        part.parent.mkdir(exist_ok=True)  # Others may have removed it, if this peer has been stopped for long.
         part.write_bytes(value)
         part.replace(file)
 
@@ -52,6 +53,8 @@ class Folder:
             with contextlib.suppress(OSError):  # The peer has just left.
                 written[entry.name] = entry.stat().st_mtime  # A peer writes its record each second.
         now = max(written.values(), default=0.0)  # By the clock of the folder's machine.
+        for name in [name for name, at in written.items() if name != self._peer and now - at > 24 * FORGET_S]:
+            shutil.rmtree(self._root / name, ignore_errors=True)  # Its machine was switched off, for instance.
         return {name for name, at in written.items() if name != self._peer and now - at < FORGET_S}
 
     def places(self) -> dict[str, str]:

@@ -33,7 +33,7 @@ except ModuleNotFoundError as error:
     raise ModuleNotFoundError(f"{error}; a swarm over p2p needs it: pip install 'accelmgr[hivemind]'") from error
 
 # isort: split
-from accelmgr.outer._transport import FORGET_S, Absent, Refused
+from accelmgr.outer._transport import FORGET_S, MOST_RECORD, Absent, Refused
 
 PR_SET_PDEATHSIG = 1
 LOOK_S = 3.0
@@ -161,6 +161,8 @@ class Hivemind:
             wait = max(0.0, min(60.0, deadline - time.monotonic()))
             answer = await self._ask(peer, wait, key, known_digest, wait, digest, len(value))
             digest, count, begin = answer[:32], *(int.from_bytes(answer[at : at + 8], "big") for at in (32, 40))
+            if (key == "record" and count > MOST_RECORD) or begin not in (0, len(value)) or len(answer) > 48 + PIECE:
+                raise Refused(f"{peer} sends what no peer sends")
             value[begin:] = answer[48:]
             if answer and len(value) >= count:
                 return bytes(value)
@@ -176,10 +178,16 @@ class Hivemind:
                 self._places[self._peer] = own
                 await self._node.store(self._table_key, own, time.time() + EXPIRES_S, subkey=self._peer)
                 found, addresses = await self._node.get(self._table_key, latest=True), set(self._first)
-                with contextlib.suppress(AttributeError, ValueError):  # Anybody may write into the table.
-                    for name, entry in found.value.items():
-                        addresses.update(filter(_id_of, entry.value.split(",")))
-                        self._note(name, entry.value)
+                for name, entry in (
+                    found.value.items() if hasattr(found, "value") and hasattr(found.value, "items") else ()
+                ):
+                    with contextlib.suppress(
+                        AttributeError, TypeError, ValueError
+                    ):  # Anybody may write into the table.
+                        each = entry.value.split(",")
+                        if isinstance(name, str) and all(map(_id_of, each)):
+                            addresses.update(each)
+                            self._note(name, entry.value)
                 connected = {each.peer_id for each in await self._p2p.list_peers()}
                 met = {self._p2p.peer_id, *connected.intersection(self._node.protocol.routing_table.peer_id_to_uid)}
                 self._dials = {address: task for address, task in self._dials.items() if not task.done()}

@@ -2,7 +2,7 @@
 """Bytes by way of HTTP: each peer serves what it has published. For a local network or a VPN; values are not encrypted.
 
 GET /RUN/KEY       If-None-Match: "SHA-256 of the value that is known", Prefer: wait=SECONDS
-GET /RUN/peers     the addresses of the peers that this one has heard of
+GET /RUN/peers     the addresses of the peers that this one has heard of, in JSON; before that their HMAC-SHA256
 Peer: NAME ADDRESS, Authorization: Bearer TOKEN     in every request
 For: NAME          who is asked: another peer may have its address
 """
@@ -24,13 +24,14 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from accelmgr.outer._transport import FORGET_S, Absent, Refused
+from accelmgr.outer._transport import FORGET_S, MOST_RECORD, Absent, Refused, is_host_and_port
 
 LOOK_S = 3.0
 """How often a peer asks others which peers they know."""
 SILENT_S = 60.0
 """Of peers that have said nothing for so long one at a time is asked."""
 CONNECT_S = 5.0
+MOST_PEERS = 10_000
 
 
 class _Server(http.server.ThreadingHTTPServer):
@@ -62,9 +63,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 
 def _split(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
+    if not is_host_and_port(address):
         raise ValueError(f"'{address}' is no address; it must be HOST:PORT")
+    host, _, port = address.rpartition(":")
     return host, int(port)
 
 
@@ -89,6 +90,7 @@ class Http:
         """
         self._peer, self._run, self._seeds = peer, urllib.parse.quote(run, safe=""), seeds
         self._token = hashlib.sha256(f"reader\n{run}\n{secret}".encode()).hexdigest()
+        self._key = hashlib.sha256(f"peers\n{run}\n{secret}".encode()).digest()
         self._values: dict[str, bytes] = {}
         self._changed = threading.Condition()
         self._addresses: dict[str, str] = {}
@@ -130,7 +132,8 @@ class Http:
         if key == "peers":
             with self._changed:
                 heard = {each: self._addresses[each] for each in self._heard}
-                return 200, json.dumps({self._peer: self._address, **heard}).encode()
+            body = json.dumps({self._peer: self._address, **heard}).encode()
+            return 200, hmac.digest(self._key, body, "sha256") + body
         known = headers.get("If-None-Match", "")
         with contextlib.suppress(ValueError):
             wait = min(60.0, float(headers.get("Prefer", "").partition("wait=")[2] or 0))
@@ -154,8 +157,10 @@ class Http:
 
     # Asking
 
-    def _ask(self, address: str, key: str, deadline: float, headers: dict[str, str]) -> tuple[int, bytes]:
-        """Raises OSError or http.client.HTTPException: there is no answer."""
+    def _ask(
+        self, address: str, key: str, deadline: float, headers: dict[str, str], most: int | None = None
+    ) -> tuple[int, bytes]:
+        """most: bytes of the answer's body that are read. Raises OSError or http.client.HTTPException: no answer."""
         idle = self._idle.setdefault(address, [])
         given = {"Authorization": f"Bearer {self._token}", "Peer": f"{self._peer} {self._address}", **headers}
         connection = None
@@ -172,10 +177,11 @@ class Http:
                 connection.sock.settimeout(max(0.05, deadline - time.monotonic()) + CONNECT_S)
                 connection.request("GET", f"/{self._run}/{key}", headers=given)
                 response = connection.getresponse()
-                body = response.read()
-                idle.append(connection)
-                if self._closing.is_set():
-                    connection.close()
+                body = response.read(most)
+                if self._closing.is_set() or connection.sock is None or not response.isclosed():
+                    connection.close()  # What answers keeps no connections, or says more.
+                else:
+                    idle.append(connection)
                 return response.status, body
             except (ConnectionError, http.client.RemoteDisconnected):
                 connection.close()
@@ -197,7 +203,8 @@ class Http:
             if known is not None:
                 headers["If-None-Match"] = hashlib.sha256(known).hexdigest()
             try:
-                status, body = self._ask(address, urllib.parse.quote(key), deadline, headers)
+                most = MOST_RECORD if key == "record" else None
+                status, body = self._ask(address, urllib.parse.quote(key), deadline, headers, most)
             except (OSError, http.client.HTTPException) as error:
                 raise Absent(f"{peer} at {address} does not answer: {error}", is_gone=True) from error
             if status == 200:
@@ -211,9 +218,12 @@ class Http:
                 raise Absent(f"{peer} at {address} has not published {key}")
 
     def _note(self, peer: str, address: str, is_heard: bool = False) -> None:
+        """What this peer has heard itself is not replaced by what others say, as long as it is fresh."""
         now = time.monotonic()
         with self._changed:
-            if peer != self._peer:
+            is_fresh = peer in self._heard and now - self._met[peer] < SILENT_S
+            has_room = peer in self._addresses or len(self._addresses) < MOST_PEERS
+            if peer != self._peer and is_host_and_port(address) and has_room and (is_heard or not is_fresh):
                 self._addresses[peer] = address
                 self._met[peer] = now if is_heard else self._met.get(peer, now)
                 self._heard |= {peer} if is_heard else set()
@@ -232,9 +242,9 @@ class Http:
                 addresses = {*self._seeds, *(self._addresses[each] for each in asked)}
             for address in addresses:
                 with contextlib.suppress(OSError, ValueError, http.client.HTTPException):
-                    status, body = self._ask(address, "peers", time.monotonic(), {})
-                    if status == 200:
-                        for name, place in json.loads(body).items():
+                    status, body = self._ask(address, "peers", time.monotonic(), {}, MOST_RECORD)
+                    if status == 200 and hmac.compare_digest(body[:32], hmac.digest(self._key, body[32:], "sha256")):
+                        for name, place in json.loads(body[32:]).items():
                             host = _split(address)[0]
                             self._note(str(name), f"{host}{place}" if str(place).startswith(":") else str(place))
             self._closing.wait(LOOK_S if self._addresses else 0.5)

@@ -55,14 +55,17 @@ class Pace:
         self._attempts.add(seconds)
         self._rates.append(count / seconds)
 
-    def is_late(self) -> bool:
-        """Whether the present attempt takes longer than attempts do."""
+    def late(self) -> int:
+        """How many times as long as an attempt takes the present one has taken. Each may take twice the one before."""
         record, present = self._agreement.record, self._agreement.present()
         attempt = record.lineage, record.round, record.promised, present
-        has_begun = present is not None or record.promised[0] > 0
+        has_begun = present is not None or record.promised[0] > 0 or not self._agreement.waiting_for
         if attempt != self._attempt[0] or not has_begun:
             self._attempt = attempt, time.monotonic()
-        return time.monotonic() - self._attempt[1] > self._attempts.bound
+        bound = self._attempts.bound
+        if present is not None and self._rates:
+            bound = max(bound, 2 * sum(self._sizes[slice(*present[1].blocks)]) / statistics.median(self._rates))
+        return int((time.monotonic() - self._attempt[1]) / (bound * 2 ** min(record.promised[0], 10)))
 
     def offers_are_late(self) -> bool:
         """Whether those that are missing have taken longer than offers did in the last rounds."""

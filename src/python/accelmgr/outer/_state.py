@@ -18,9 +18,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load, save
 
-HEADER_BYTES = 1 << 20
+HEADER_BYTES = 1 << 24
 PREFIX = struct.Struct("<QQ32s")
 Redo = list[tuple[int, int]]
 """Blocks and their lengths, in the order in which they lie behind the slots."""
@@ -83,6 +84,8 @@ class State:
 
     def _write_header(self, redo: Redo) -> None:
         text = json.dumps({"record": self.record, "places": self.places, "redo": redo}).encode()
+        if len(text) > HEADER_BYTES - PREFIX.size:
+            raise ValueError(f"the record of this peer has {len(text)} bytes; at most {HEADER_BYTES - PREFIX.size} fit")
         sequence = self._sequence + 1
         place = HEADER_BYTES * (sequence % 2)
         digest = hashlib.sha256(struct.pack("<Q", sequence) + text).digest()
@@ -171,7 +174,10 @@ class State:
     def take(self, blocks: dict[int, bytes], record: Callable[[str], dict[str, Any]]) -> None:
         """Replaces blocks by those of another peer. Raises ValueError: the blocks have other shapes."""
         for index, data in blocks.items():
-            shape = load(data)["parameter"].shape
+            try:
+                shape = load(data)["parameter"].shape
+            except (KeyError, SafetensorError) as error:
+                raise ValueError(f"parameter {index} has other bytes there: {error}") from error
             if shape != self.parameters[index].shape:
                 wanted = list(self.parameters[index].shape)
                 raise ValueError(f"parameter {index} has the shape {list(shape)} there and {wanted} here")

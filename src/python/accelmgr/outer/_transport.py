@@ -11,6 +11,15 @@ FORGET_S = 3600.0
 """A peer that nobody has heard of for so long is forgotten, until it is heard of again."""
 
 
+def is_host_and_port(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    return bool(host) and port.isascii() and port.isdigit() and int(port) < 1 << 16
+
+
+MOST_RECORD = 1 << 24
+"""Bytes of what a peer is asked for first, of which nobody knows yet that it has the secret."""
+
+
 class Absent(Exception):
     """The peer has not published the key in time. is_gone: it does not answer."""
 

@@ -24,9 +24,11 @@ from accelmgr import _native
 from accelmgr._memory.memfd import make_memfd
 from accelmgr.errors import ConfigError, SessionError, UsageError
 from accelmgr.manager import Manager
+from accelmgr.outer._agreement import MOST_WEIGHT
 from accelmgr.outer._channel import Channel, Given, Numbers, Status
 from accelmgr.outer._courier import Settings
 from accelmgr.outer._payload import KINDS
+from accelmgr.outer._transport import is_host_and_port
 from accelmgr.outer.leased import Leased
 
 logger = logging.getLogger("accelmgr")
@@ -132,10 +134,14 @@ class DiLoCo:
     ) -> None:
         manager.named_parameters()  # Raises UsageError before the start, after which parameters have other memory.
         run, _, place = swarm.partition("@")
-        is_address = "/" in place or place == "p2p" or all(":" in each for each in place.split(","))
+        is_address = "/" in place or place == "p2p" or all(map(is_host_and_port, place.split(",")))
         if not run or not place or not is_address:
             forms = "RUN@HOST:PORT, RUN@/FOLDER, RUN@p2p or RUN@MULTIADDR"
             raise ConfigError(f"swarm is '{swarm}'; it must be {forms}", "swarm")
+        is_http = "/" not in place and place != "p2p"
+        for name, value in (("listen", listen), ("advertise", advertise)):
+            if is_http and value and not is_host_and_port(value):
+                raise ConfigError(f"{name} is '{value}'; it must be HOST:PORT", name)
         if every < 1:
             raise ConfigError(f"every is {every}; it must be at least 1", "every")
         if not 0 < mix <= 1:
@@ -144,6 +150,8 @@ class DiLoCo:
             raise ConfigError(f"payload is '{payload}'; it must be one of {', '.join(KINDS)}", "payload")
         if min_peers is not None and min_peers < 2:
             raise ConfigError(f"min_peers is {min_peers}; it must be at least 2", "min_peers")
+        if bound is not None and not bound > 0:
+            raise ConfigError(f"bound is {bound}; it must be more than 0", "bound")
         if not fragment_s > 0:
             raise ConfigError(f"fragment_s is {fragment_s}; it must be more than 0", "fragment_s")
         self._manager, self._every, self._mix = manager, every, mix
@@ -236,12 +244,17 @@ class DiLoCo:
         courier.end()
         logger.warning("outer: the courier ended (%s); another one goes on", courier.process.returncode)
         self._pending = None
-        self._start()
+        try:
+            self._start()
+        except OSError as error:
+            logger.warning("outer: another courier cannot start: %s", error)
 
     def _hear(self, message: dict[str, Any]) -> None:
-        if "failed" in message:
+        if "failed" in message and self._status == Status():
             self.close()
             raise SessionError(f"DiLoCo: the courier cannot start: {message['failed']}")
+        if "failed" in message:  # Another one could: it is tried again.
+            logger.warning("outer: another courier cannot start: %s", message["failed"])
         if "status" in message:
             fields = message["status"]
             self._status = Status(**{**fields, "blocks": tuple(fields["blocks"])})
@@ -257,13 +270,16 @@ class DiLoCo:
     def step(self, result: _native.StepResult) -> None:
         """Call it after each step. It merges what has come, and offers a change when `every` steps were made.
 
-        It never waits for another peer. Raises SessionError: the courier cannot start, for instance because `listen` is
-        no address of this machine. With inner steps it calls manager.sync() when there is something to merge or to
-        offer.
+        It never waits for another peer. Raises UsageError: `weight` has returned no weight. Raises SessionError: the
+        courier cannot start, for instance because `listen` is no address of this machine. With inner steps it calls
+        manager.sync() when there is something to merge or to offer.
         """
         if result.counted:
+            weight = float(self._weight(result))
+            if not 0 <= weight <= MOST_WEIGHT:
+                raise UsageError(f"DiLoCo: the weight of a step is {weight}; it must be from 0 to {MOST_WEIGHT:g}")
             self._steps += 1
-            self._sum += self._weight(result)
+            self._sum += weight
         self._batch = result.samples or self._batch
         self._used += self._batch * (result.skipped + result.counted)
         self._receive()
@@ -288,7 +304,7 @@ class DiLoCo:
 
     @torch.no_grad()
     def _merge(self, message: dict[str, Any]) -> None:
-        replaces = self._merged is None
+        replaces = message["replaces"]
         with self._manager.writing():
             for index, took_part in message["merge"]:
                 parameter, base = self._parameters[index].detach(), self._base[index]
@@ -300,7 +316,7 @@ class DiLoCo:
                 # What was changed in a round that went without this peer is dropped: the next change begins here.
                 base.copy_(outer if took_part or replaces else parameter)
         self._merged, self._pending = message["stands"], None
-        if not any(took_part for _, took_part in message["merge"]):
+        if message["merge"] and not any(took_part for _, took_part in message["merge"]):
             self._sum, self._since = 0.0, self._used
         if self._offered is not None and self._offered != self._merged:
             self._offered = None
@@ -332,7 +348,10 @@ class DiLoCo:
                 return True
             if (left := deadline - time.monotonic()) <= 0:
                 return False
-            select.select([self._courier().channel], [], [], min(left, RESTART_S))
+            news = select.poll()
+            if (end := self._courier().channel.fileno()) >= 0:
+                news.register(end, select.POLLIN)
+            news.poll(1000 * min(left, RESTART_S))
 
     # What is known
 
