@@ -55,6 +55,7 @@ void begin_manager() {
 void fork_in_python(const std::function<void()>& fork) {
   const Locked lock;
   nb::module_::import_("accelmgr._runner.factories");  // Once, and not in each process.
+  nb::module_::import_("accelmgr._process.child").attr("print_pending")();
   const auto fork_here = [&fork] {
     before_fork();
     try {

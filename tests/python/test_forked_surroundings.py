@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import collections
 import concurrent.futures
 import logging
 import multiprocessing.pool
 import os
+import pathlib
 import queue
 import re
 import resource
@@ -13,6 +15,7 @@ import threading
 
 import pytest
 import torch
+from programs import BOUND_S, started
 from torch import nn
 
 import accelmgr
@@ -39,6 +42,54 @@ def gradients(manager: accelmgr.Manager, steps: int) -> list[float]:
         manager.step().raise_for_status()
         found.append(float(manager.named_gradients()[0][1][0]))
     return found
+
+
+PRINTS = """
+import logging, sys
+import torch, accelmgr
+
+handler = logging.StreamHandler(sys.stdout)
+logging.getLogger().addHandler(handler)
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(3, 1)
+
+    def forward(self, x):
+        print("batch", int(x[0, 0]), "-" * 300)
+        logging.warning("logged %d", int(x[0, 0]))
+        return self.layer(x).square().mean()
+
+class Rows:
+    def __len__(self):
+        return 1000
+
+    def __getitem__(self, index):
+        print("read", index, flush=False)
+        return torch.full((3,), float(index))
+
+if __name__ == "__main__":
+    print("first line of the script")
+    with accelmgr.Manager(Net(), Rows(), nprocs=1, batch_size_per_device=1, start_method=sys.argv[1]) as manager:
+        for _ in manager.steps(60):
+            manager.zero_grad()
+    print("last line of the script")
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_what_model_and_dataset_print_comes_once_also_in_a_pipe(method: str, tmp_path: pathlib.Path) -> None:
+    (tmp_path / "script.py").write_text(PRINTS)
+    with started("script.py", method, cwd=tmp_path, PYTHONUNBUFFERED="") as process:
+        out, err = process.communicate(timeout=BOUND_S)
+    assert process.returncode == 0, err
+    lines = collections.Counter(line.rstrip(" -") for line in out.splitlines())
+    script = ["first line of the script", "last line of the script"]
+    # Another interpreter does not have what the script has done to `logging`.
+    kinds = ("batch", "read", "logged") if method == "fork" else ("batch", "read")
+    steps = [f"{what} {index}" for what in kinds for index in range(60)]
+    assert {line: lines[line] for line in (*script, *steps)} == dict.fromkeys((*script, *steps), 1)
 
 
 class Read:

@@ -105,6 +105,18 @@ class Dies(torch.optim.SGD):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+def test_a_loop_that_is_left_has_the_parameters_of_its_steps():
+    model = Net()
+    optimizer = OPTIMIZERS["sgd"](model.parameters())
+    with manager_of(model) as manager:
+        for result in manager.steps(40, optimizer=optimizer):
+            if result.step == 7:
+                break
+        after = copy.deepcopy(model.state_dict())
+    wanted, _ = in_host(OPTIMIZERS["sgd"], 7, rates=0)
+    assert all(torch.equal(value, after[name]) for name, value in wanted.state_dict().items())
+
+
 @pytest.mark.parametrize("runners", [1, 2])
 def test_a_runner_that_dies_while_it_applies_costs_no_step(tmp_path, runners):
     model = Net()

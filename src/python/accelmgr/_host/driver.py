@@ -268,7 +268,12 @@ class Driver:
             done += 1
             if sync_every is not None and done % sync_every == 0:
                 self.sync()
-            yield result
+            try:
+                yield result
+            except GeneratorExit:  # The loop has ended with `break`, for instance.
+                with contextlib.suppress(UsageError):  # It has called stop().
+                    self.sync()
+                raise
         self.sync()
 
     def begin_steps(

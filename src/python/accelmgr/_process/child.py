@@ -6,6 +6,7 @@ begin_forked() is the entry point of a forked process.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
@@ -38,6 +39,8 @@ def main(arguments: list[str]) -> None:
     gc.enable()
     embed()
     _leave_host()
+    if arguments[0] not in LAUNCHED:  # Those end as programs do.
+        _print_lines()
     _native.take_role(arguments)
 
 
@@ -51,6 +54,7 @@ def _leave_host() -> None:
 def begin_forked() -> None:
     """Called in each manager and runner that C++ has forked, when the interpreter knows of the fork."""
     thread_pools.renew()
+    _print_lines()
     if (util := sys.modules.get("multiprocessing.util")) is not None:  # As in a process of multiprocessing.
         util._finalizer_registry.clear()
         util._run_after_forkers()  # Proxies, for instance, must not share a connection.
@@ -59,6 +63,20 @@ def begin_forked() -> None:
         thread = threading.Thread(target=_take_locks)  # This thread forks runners, so it must not compute.
         thread.start()
         thread.join()
+
+
+def print_pending() -> None:
+    """Called before a fork: what the script has printed would be printed by the fork, too."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # It is None, or was closed.
+            stream.flush()
+
+
+def _print_lines() -> None:
+    """What user code prints goes out with each line: these processes end without the interpreter, or are killed."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
 
 
 def _take_locks() -> None:
