@@ -51,6 +51,7 @@ class Exchange:
         self.proposal, self.published = proposal, list[str]()
         self.is_cancelled = False
         self.seconds = 0.0
+        self._parts: dict[tuple[str, str], bytes] = {}  # What has come, until there is a mean.
         self.missing = set[str]()
         """Members whose change has not come; if all have, those whose part of the mean has not."""
         self._peer, self._transport, self._kind, self._count, self._bound = peer, transport, kind, count, bound
@@ -93,10 +94,15 @@ class Exchange:
         data = None
         while data is None:
             try:
-                is_member = change is not None and self._peer in self.proposal.members
-                data = self._from_holder() if self._holders() or not is_member else self._made(change)
+                self.missing.clear()
+                data = self._from_holder()
+                if data is None and change is not None and self._peer in self.proposal.members:
+                    data = self._made(change)  # Who has the mean may have lost it, and wait for this peer's part.
+                elif data is None:
+                    time.sleep(AGAIN_S)
             except Absent:
                 continue
+        self._parts.clear()
         self.seconds = max(1e-6, time.monotonic() - begin)
         self._publish("mean", data)
         return data
@@ -109,11 +115,9 @@ class Exchange:
                 return mean
         if self.is_cancelled:
             raise Cancelled
-        time.sleep(AGAIN_S)
         return None
 
-    def _made(self, change: torch.Tensor | None) -> bytes:
-        assert change is not None
+    def _made(self, change: torch.Tensor) -> bytes:
         members = self.proposal.members
         mine = members.index(self._peer)
         if not self.published:
@@ -128,7 +132,7 @@ class Exchange:
             return b"".join(pool.map(self._part_of_mean, range(len(members))))
 
     def _part(self, key: str, member: str) -> bytes:
-        part = self._fetch(key, member)
+        part = self._parts[key, member] = self._parts.get((key, member)) or self._fetch(key, member)
         self.missing.discard(member)
         return part
 
@@ -141,6 +145,7 @@ class Exchange:
         except ValueError as error:
             self._says(f"the part of {member} in the mean of round {self.proposal.number} is none: {error}")
             self._lacks(member)
+            del self._parts[f"mean/{index}", member]
             time.sleep(AGAIN_S)
             raise Absent(str(error)) from error
         return part
