@@ -225,12 +225,20 @@ def test_each_attempt_may_take_twice_as_long(monkeypatch: pytest.MonkeyPatch) ->
     """What takes longer than the last rounds did was begun anew for ever."""
     now = [100.0]
     monkeypatch.setattr(_pace.time, "monotonic", lambda: now[0])
-    agreement = Agreement(Record("p0", 0, "", "p0", 1, ("p0", "p1"), "digest", ALL, promised=(3, "p1")))
+    agreement = Agreement(Record("p0", 0, "", "p0", 1, ("p0", "p1"), "digest", ALL))
     pace = _pace.Pace(agreement, [1000], 5.0)
     for _ in range(3):
-        pace.exchanged(10, 10.0)
+        pace.exchanged(10, 10.0)  # The bound is 20 s.
+    for attempt, seconds in ((1, 20), (2, 40), (3, 80)):
+        agreement._change(promised=(attempt, "p1"))
+        assert pace.late() == 0
+        now[0] += seconds - 1
+        assert pace.late() == 0
+        now[0] += 2
+        assert pace.late() == 1
+    agreement._change(promised=(4, "p1"))
     assert pace.late() == 0
-    now[0] += 8 * 20 - 1
+    agreement._change(promised=(5, "p1"))  # Somebody was gone.
     assert pace.late() == 0
-    now[0] += 2
+    now[0] += 161
     assert pace.late() == 1

@@ -19,7 +19,7 @@ from accelmgr.outer._state import digest_of as digest_of_hashes
 from accelmgr.outer._transport import Absent, Transport
 
 LEAST_REPLAYED_BYTES = 64 << 20
-ANSWER_S = 30.0
+ANSWER_S = 10.0
 CARRY_S = 120.0
 """A mean or a block has come after so long, or the peer starts again."""
 AGAIN_S = 0.1
@@ -83,11 +83,11 @@ class CatchingUp:
                 self._transport.publish(key, None)
         for name in wanted - self._served.keys():
             hashes = list(self._state.hashes)
-            self._served[name] = {f"block/{digest}" for digest in hashes} | {name}
             for index, digest in enumerate(hashes):
                 self._transport.publish(f"block/{digest}", self._state.block(index))
             snapshot = {"hashes": hashes, **dataclasses.asdict(self._agreement.record)}
             self._transport.publish(name, json.dumps(snapshot).encode())
+            self._served[name] = {f"block/{digest}" for digest in hashes} | {name}
 
     # For this peer
 

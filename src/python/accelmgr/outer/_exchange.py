@@ -108,7 +108,9 @@ class Exchange:
         return data
 
     def _from_holder(self) -> bytes | None:
-        for holder in self._holders():
+        """Members that are no voters do not say that they have the mean. So who is no member asks them."""
+        is_member = self._peer in self.proposal.members
+        for holder in self._holders() or (() if is_member else self.proposal.members):
             with contextlib.suppress(Absent, ValueError):
                 mean = self._transport.fetch(f"{self.proposal.key}/mean", holder, time.monotonic() + POLL_S)
                 decoded(mean, self.proposal, self._count, self._kind)

@@ -161,11 +161,10 @@ class Http:
         self, address: str, key: str, deadline: float, headers: dict[str, str], most: int | None = None
     ) -> tuple[int, bytes]:
         """most: bytes of the answer's body that are read. Raises OSError or http.client.HTTPException: no answer."""
-        idle = self._idle.setdefault(address, [])
         given = {"Authorization": f"Bearer {self._token}", "Peer": f"{self._peer} {self._address}", **headers}
         connection = None
         with contextlib.suppress(IndexError):
-            connection = idle.pop()
+            connection = self._idle.get(address, []).pop()
         for _ in range(2):
             is_kept = connection is not None
             if connection is None:
@@ -181,7 +180,7 @@ class Http:
                 if self._closing.is_set() or connection.sock is None or not response.isclosed():
                     connection.close()  # What answers keeps no connections, or says more.
                 else:
-                    idle.append(connection)
+                    self._idle.setdefault(address, []).append(connection)
                 return response.status, body
             except (ConnectionError, http.client.RemoteDisconnected):
                 connection.close()

@@ -46,6 +46,7 @@ class Pace:
         self._attempts, self._lags = Times(FIRST_ATTEMPT_S, 5.0), Times(FIRST_OFFERS_S, 2.0)
         self._rates: deque[float] = deque(maxlen=REMEMBERED)  # Numbers that a round has carried in a second.
         self._attempt: tuple[Any, float] = (None, 0.0)
+        self._was_late, self._doublings = False, 0
         self._round: Any = None
         self._offering: set[str] = set()
         self._first_offer_at = 0.0
@@ -56,16 +57,23 @@ class Pace:
         self._rates.append(count / seconds)
 
     def late(self) -> int:
-        """How many times as long as an attempt takes the present one has taken. Each may take twice the one before."""
+        """How many times as long as an attempt takes the present one has taken.
+
+        After one that was late an attempt may take twice as long.
+        """
         record, present = self._agreement.record, self._agreement.present()
         attempt = record.lineage, record.round, record.promised, present
         has_begun = present is not None or record.promised[0] > 0 or not self._agreement.waiting_for
         if attempt != self._attempt[0] or not has_begun:
+            before = self._attempt[0]
+            self._doublings = self._doublings + self._was_late if before and before[:2] == attempt[:2] else 0
             self._attempt = attempt, time.monotonic()
         bound = self._attempts.bound
         if present is not None and self._rates:
             bound = max(bound, 2 * sum(self._sizes[slice(*present[1].blocks)]) / statistics.median(self._rates))
-        return int((time.monotonic() - self._attempt[1]) / (bound * 2 ** min(record.promised[0], 10)))
+        taken = (time.monotonic() - self._attempt[1]) / (bound * 2 ** min(self._doublings, 10))
+        self._was_late = taken > 0.8  # For another peer it may have been, which has begun the next attempt.
+        return int(taken)
 
     def offers_are_late(self) -> bool:
         """Whether those that are missing have taken longer than offers did in the last rounds."""
