@@ -22,7 +22,7 @@ import hashlib
 import json
 import math
 import types
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from accelmgr.outer._leases import Leases
@@ -143,7 +143,7 @@ def _tuples(value: Any) -> Any:
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
-_hints = functools.cache(get_type_hints)
+_hints: Callable[[type], dict[str, Any]] = functools.cache(get_type_hints)
 
 
 def _is(value: Any, kind: Any) -> bool:

@@ -139,9 +139,9 @@ class DiLoCo:
             forms = "RUN@HOST:PORT, RUN@/FOLDER, RUN@p2p or RUN@MULTIADDR"
             raise ConfigError(f"swarm is '{swarm}'; it must be {forms}", "swarm")
         is_http = "/" not in place and place != "p2p"
-        for name, value in (("listen", listen), ("advertise", advertise)):
-            if is_http and value and not is_host_and_port(value):
-                raise ConfigError(f"{name} is '{value}'; it must be HOST:PORT", name)
+        for name, address in (("listen", listen), ("advertise", advertise)):
+            if is_http and address and not is_host_and_port(address):
+                raise ConfigError(f"{name} is '{address}'; it must be HOST:PORT", name)
         if every < 1:
             raise ConfigError(f"every is {every}; it must be at least 1", "every")
         if not 0 < mix <= 1:
