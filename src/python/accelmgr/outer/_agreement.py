@@ -342,7 +342,7 @@ class Agreement:
     def _lost(self) -> set[str]:
         """Peers without which everybody has got each other's part of the last proposal.
 
-        A peer that nobody's bytes reach lacks all others: it is left out, not they.
+        A peer that gets nobody's bytes lacks all others: it is left out, not they.
         """
         last = max((each.proposal[0] for each in self.peers() if each.proposal is not None), default=None)
         lacking = {(each.peer, peer) for each in self.peers() if each.lacking_in == last for peer in each.lacking}
