@@ -88,7 +88,7 @@ struct RunnersConfig {
   bool protect_parameters = true;  ///< Runners on the CPU map the master parameters read-only.
   int spin_us = 20;                ///< How long a waiting runner spins before it parks; 0: parks at once.
   LossPolicy on_loss = LossPolicy::restart;
-  int max_restarts = 100;        ///< restart: most replacements in the whole run; one more loss is an error.
+  int max_restarts = 100;        ///< Most replacements in the whole run; one more loss is an error.
   int restarts_per_window = 5;   ///< restart: most replacements in any `restart_window`; 0: no such limit.
   double restart_window = 60.0;  ///< Seconds.
   double restart_backoff =

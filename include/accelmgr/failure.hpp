@@ -29,7 +29,7 @@ struct Failure {
   // Only for a launch over several nodes.
   int local_rank = -1;
   int node_rank = 0;
-  std::string host{};
+  std::string hostname{};
   std::string log_folder{};  ///< Where its output is.
 
   bool operator==(const Failure&) const = default;

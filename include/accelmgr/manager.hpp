@@ -206,8 +206,8 @@ class Manager {
 
   /// Call it after a step returned `manager_lost`. Starts a new manager over the same session. Gradients,
   /// parameters, buffers, generators and the data cursor are those of the last committed step; training
-  /// continues from there. Blocks and throws as start() does. Throws UsageError when no manager was lost; a
-  /// manager that was killed just now has 2 s to end.
+  /// continues from there. Blocks and throws as start() does. Throws UsageError when no manager was lost; it
+  /// waits some seconds for one that was killed just now to end.
   void recover();
 
   /// Copies the state of training (parameters, gradients, buffers, generators, counters, data cursor, and

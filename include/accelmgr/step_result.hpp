@@ -49,7 +49,7 @@ const char* to_string(StepStatus status) noexcept;
 
 struct StepResult {
   StepStatus status = StepStatus::ok;
-  bool counted = false;       ///< True if the master gradients contain this step: in full, or not at all.
+  bool counted = false;       ///< True if the step was committed: all of it counts. False: nothing of it.
   std::uint64_t step = 0;     ///< Committed steps of this session, including this one if it counted.
   std::uint64_t attempt = 0;  ///< Number of the last attempt; never reused.
   double loss = 0;            ///< Mean over micro-batches, or as `loss_scaling` says; 0 when not counted.
@@ -70,7 +70,7 @@ struct StepResult {
   std::uint32_t participants = 0;  ///< Runners that took part; 0 when not counted.
   std::uint32_t tries = 0;         ///< Attempts that were made for this step; 1 if nothing went wrong.
   std::uint32_t skipped = 0;       ///< How many of `tries` had their batches left out (`skip_batch`).
-  double grad_norm = 0;            ///< Inner step: norm of the mean gradient before clipping; 0: not clipped.
+  double grad_norm = 0;  ///< Inner step: norm of the mean gradient before clipping; 0 without clipping.
   std::uint32_t repeated =
       0;  ///< Inner steps that were lost with a runner, and made again since the result before.
   double loss_scale = 1;  ///< The factor of the loss in the last attempt; 1 unless autocast is fp16.

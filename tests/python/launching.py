@@ -7,7 +7,7 @@ import select
 import signal
 
 START_METHOD = "auto"
-SERVER = "accelmgr:zygote"  # The name of that interpreter's process.
+SERVER = "accelmgr:zygote"  # The name of the forkserver's process.
 
 
 def kill(pid: int) -> None:

@@ -134,7 +134,7 @@ std::vector<Option> run_options() {
              "What happens when a runner is lost. fail: steps fail from then on. restart: a replacement "
              "takes over, and the step is repeated. shrink: the other runners go on."),
       number(KEY(runners.max_restarts), {.min = 0, .max = 1'000'000'000},
-             "restart: most replacements in the whole run."),
+             "Most replacements in the whole run, of runners (restart) or of the fork server."),
       number(KEY(runners.restarts_per_window), {.min = 0, .max = 1'000'000'000},
              "restart: most replacements in any restart_window; 0: no limit."),
       number(KEY(runners.restart_window), {.min = 0, .max = longest_seconds, .above_min = true},

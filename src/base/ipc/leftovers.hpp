@@ -11,8 +11,8 @@
 namespace accelmgr::ipc {
 
 /// Ends all processes of a group except its leader: sends TERM, which lets resource trackers clean up after
-/// their clients, and KILL after `term_until`. Blocks. False if one cannot be killed within another second,
-/// or if /proc cannot be read.
+/// their clients, and KILL after `term_until`. Blocks. False if one has not ended
+/// timing::killed_child_ends_s after that, or if /proc cannot be read.
 bool end_group_members(pid_t group, base::Deadline term_until) noexcept;
 
 /// From now on what this process forks or executes bears a mark: a limit that the kernel has kept since 2.4

@@ -34,7 +34,7 @@ bool wait_ended(int pidfd, base::Deadline deadline) noexcept;
 /// Signals the process alone, not its group. Does nothing if it has ended. Async-signal-safe.
 void send_signal(int pidfd, int signal) noexcept;
 
-/// Signals all members of the process group that this process leads, or led before it ended and was reaped.
+/// Signals all members of the process group that the process of `pidfd` leads, or led before it was reaped.
 /// `pid` is for kernels before 6.9, which name a group only by its number. Async-signal-safe.
 void send_group_signal(int pidfd, pid_t pid, int signal) noexcept;
 
@@ -110,8 +110,8 @@ std::string describe_exit(int wait_status);
 std::string_view signal_name(int number) noexcept;
 
 /// Ends the process group that `child` leads: sends TERM, then KILL when the child has ended or `term_until`
-/// has passed. Reaps `child` if it is a child of this process. Blocks. False if it cannot be killed within
-/// another second (it sits in the kernel).
+/// has passed. Reaps `child` if it is a child of this process. Blocks. False if it has not ended
+/// timing::killed_child_ends_s after that (it sits in the kernel).
 bool end_group(const Child& child, base::Deadline term_until) noexcept;
 
 /// Sets exit_code, signal and exit of a failure from such a status.

@@ -36,13 +36,12 @@ Outcome Assembly::assemble(const base::Patience& patience, bool repeat) {
     if (lost_manager_.loss() || link_.manager_ended()) return lost_manager_.end(session_.word().attempt);
     check_lease();
     const bool closes = control.closing.load() != 0;
-    if (control.given_up.load() != 0) return given_up();  // A service closes for it: this is the cause.
+    if (control.given_up.load() != 0) return given_up();  // First: a service that gives up closes, too.
     if (closes) return {StepStatus::manager_lost, "the service is being stopped and makes no more steps"};
     const auto team = control.team.load();
     if (repeat && team != session_.counters(session_.word().index).participants)
-      return {
-          StepStatus::runner_lost,
-          "the team has changed since the last step, and others have its elements: it cannot be repeated"};
+      return {StepStatus::runner_lost,
+              "the last step cannot be repeated: the team is no longer the one that made it"};
     // The loader follows a request to assign only when the data source returns. Until then no rank may read
     // its queue, and the host must not make another request.
     if (team_ready(team) && loader_follows()) {
@@ -58,7 +57,7 @@ Outcome Assembly::assemble(const base::Patience& patience, bool repeat) {
               fmt::format(
                   "no attempt could begin {}: {}{}{}{}", patience.bound(), phases_of(session_, config_, team),
                   loader_follows() ? "" : "; elements cannot be assigned until the data source returns",
-                  link_.unread().empty() ? "" : "; ", link_.unread())};
+                  link_.left_notice().empty() ? "" : "; ", link_.left_notice())};
     ipc::wait_changed(control.readiness, seen, patience.next_look_ns(), 0);
   }
 }
@@ -115,7 +114,7 @@ void Assembly::measure() {
         fmt::format("{}rank {} computes {} ({:.3f} ms each)", text.empty() ? "" : ", ", rank, shares.of[rank],
                     double(measured_shares_->times()[static_cast<std::size_t>(rank)]) / 1e6);
   }
-  base::log().info("from the next step on, of its {} micro-batches {}",
+  base::log().info("from the next step on its {} micro-batches are shared anew: {}",
                    session::total_of(shares, request.participants), text);
 }
 

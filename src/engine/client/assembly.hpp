@@ -24,8 +24,8 @@ class Assembly {
   Assembly(const Config& config, const session::HostView& view, Link& link, LostManager& lost_manager);
 
   /// Blocks until the team is ready for an attempt and elements are assigned to it, or until patience is
-  /// over. repeat: for the last step again, which the same team must make. Throws SessionError when another
-  /// host drives the session.
+  /// over. repeat: the last step is made again, by the team that has made it. Throws SessionError when
+  /// another host drives the session.
   Outcome assemble(const base::Patience& patience, bool repeat);
   /// The ranks of the attempt that was assembled.
   session::RankMask participants() const noexcept { return participants_; }

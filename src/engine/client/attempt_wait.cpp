@@ -49,7 +49,7 @@ Outcome AttemptWait::until_over(std::uint64_t attempt, session::RankMask partici
         return {StepStatus::timeout, std::move(text), -1};
       }
       case Action::leave:
-        throw ServiceStands(fmt::format(
+        throw ServiceStalled(fmt::format(
             "the service (pid {}) has stood still since step {} was committed, and may be paused: "
             "{}. This host has left the session, and its gradients are not complete; attach again "
             "when the service runs",
@@ -76,9 +76,10 @@ Observed AttemptWait::observe(const session::StepWord& word, Wait& wait) {
     std::uint64_t progress = 0;
     for (int rank = 0; rank < session_.ranks(); ++rank) progress += session_.reduction_progress(rank);
     const double stood_s = timing::seconds(wait.stall_timer.look(progress, base::now_ns()));
-    observed.slices_stand = stood_s > config_.runners.reduction_timeout + timing::reduction_by_host_margin_s;
+    observed.slices_stalled =
+        stood_s > config_.runners.reduction_timeout + timing::reduction_by_host_margin_s;
     observed.of_service = link_.is_of_service();
-    observed.patience_over = observed.slices_stand && observed.of_service && wait.patience.over();
+    observed.patience_over = observed.slices_stalled && observed.of_service && wait.patience.over();
     observed.manager_ended = link_.manager_ended();
     return observed;
   }
@@ -106,7 +107,7 @@ double AttemptWait::until_applied(std::uint64_t attempt, session::RankMask parti
       if ((participants >> rank & 1) == 0) continue;
       const auto& record = session_.record(rank);
       if (record.acknowledged_attempt.load() >= attempt)
-        norm = record.grad_norm.load();  // That of all of them.
+        norm = record.grad_norm.load();  // Of the whole gradient: equal in all.
       else
         applied = false;
     }

@@ -19,7 +19,7 @@ namespace accelmgr::client {
 
 /// The service stands still, so this host leaves the session. The host must not finish the attempt itself:
 /// the service still lives, and may finish it, too.
-class ServiceStands : public SessionError {
+class ServiceStalled : public SessionError {
  public:
   using SessionError::SessionError;
 };
@@ -30,7 +30,7 @@ class AttemptWait {
   AttemptWait(const Config& config, const session::HostView& view, Link& link, LostManager& lost_manager)
       : config_(config), view_(view), session_(view.session()), link_(link), lost_manager_(lost_manager) {}
 
-  /// Blocks until the attempt is over. Throws ServiceStands, UsageError when parameters were written
+  /// Blocks until the attempt is over. Throws ServiceStalled, UsageError when parameters were written
   /// meanwhile, SessionError as LostManager::end().
   Outcome until_over(std::uint64_t attempt, session::RankMask participants, const base::Patience& patience);
   /// Blocks until the replicas have applied the gradients of a committed attempt. Returns

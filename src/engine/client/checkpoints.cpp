@@ -198,7 +198,7 @@ void Checkpoints::wait_for_earlier() {
           fmt::format("save_checkpoint(): the checkpoint of step {} was not written within {} s",
                       under_way_->step, timing::checkpoint_write_s));
     if (base::interrupted()) throw SessionError("save_checkpoint(): interrupted; nothing was saved");
-    link_.hears_within(deadline);
+    link_.hears_soon(deadline);
   }
 }
 
@@ -293,7 +293,7 @@ void Checkpoints::finish(base::Deadline deadline) {
     if (link_.manager_ended()) return manager_lost();
     if (base::interrupted())
       throw SessionError("the wait for a checkpoint was interrupted; it is still being written");
-    link_.hears_within(deadline);
+    link_.hears_soon(deadline);
   }
 }
 

@@ -223,7 +223,7 @@ StepResult Handle::make_step(const StepOptions& options, StepKind kind, const se
     auto result = state_->stepper->step(chosen, timeout_s, kind, update);
     note_counted();
     return result;
-  } catch (const ServiceStands& error) {
+  } catch (const ServiceStalled& error) {
     state_->stop();
     throw SessionError(error.what());
   } catch (...) {  // What interrupted it, maybe after the commit.
@@ -310,7 +310,7 @@ void Handle::recover() {
   const auto deadline = base::Deadline::in_seconds(timing::killed_manager_ends_s);
   while (!link.wait_until_manager_ended(next_look(deadline)) && !deadline.passed() && !base::interrupted()) {
   }
-  if (!state_->stepper->lost_manager().is_lost())
+  if (!state_->stepper->lost_manager().end_if_lost())
     throw UsageError(fmt::format(
         "recover() was called while the manager process (pid {}) runs; call it when that process is gone",
         link.manager_pid()));
@@ -321,7 +321,7 @@ void Handle::refresh() {
   const State::OpenUse use(*state_, "refresh");
   if (state_->link->is_of_service())
     throw UsageError("refresh() was called for a service, whose processes are no forks of this one");
-  if (!session()->word().closed && !state_->stepper->lost_manager().is_lost())
+  if (!session()->word().closed && !state_->stepper->lost_manager().end_if_lost())
     throw UsageError("refresh() was called during a step");
   state_->checkpoints->finish(base::Deadline::in_seconds(timing::checkpoint_write_s));
   state_->link->leave();  // Its processes end while the others begin.

@@ -41,7 +41,7 @@ struct AttachSettings {
   bool keep_gradients = false;
 };
 
-/// Which parameters a host writes. Devices copy those that are frozen again only if they may have been.
+/// Which parameters a host writes. After `trained` devices need not copy the frozen ones anew.
 enum class Written { all, trained };
 
 /// Members that accelmgr::Manager has too block and throw as they do there. One thread at a time: a call

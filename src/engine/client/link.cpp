@@ -120,11 +120,12 @@ void Link::take_in(protocol::Joined joined) {
 void Link::take_notices() {
   try {
     while (auto notice = protocol::next_notice(socket_.get())) take_in(std::move(*notice));
-    unread_.clear();
+    left_notice_.clear();
   } catch (const SystemError& error) {
     if (error.code() != EMFILE) throw;
-    if (unread_.empty()) base::log().warn("a message of the manager cannot be received: {}", error.what());
-    unread_ = error.what();
+    if (left_notice_.empty())
+      base::log().warn("a message of the manager cannot be received: {}", error.what());
+    left_notice_ = error.what();
   }
 }
 
@@ -143,8 +144,9 @@ void Link::take_in(protocol::Notice notice) {
   }
 }
 
-bool Link::hears_within(base::Deadline deadline) const noexcept {
-  const int socket = unread_.empty() ? socket_.get() : -1;  // A notice left there makes it always readable.
+bool Link::hears_soon(base::Deadline deadline) const noexcept {
+  const int socket =
+      left_notice_.empty() ? socket_.get() : -1;  // A notice left there makes it always readable.
   pollfd entries[] = {{.fd = socket, .events = POLLIN, .revents = 0},
                       {.fd = manager_.pidfd.get(), .events = POLLIN, .revents = 0}};
   return ipc::wait_any(entries, next_look(deadline));
@@ -161,9 +163,9 @@ protocol::Resized Link::take_resized(base::Deadline deadline) {
     if (manager_ended()) throw SessionError("the manager process ended before it answered");
     if (deadline.passed() || base::interrupted()) {
       ++late_resized_;
-      throw SessionError(unread_.empty() ? "the manager process did not answer in time" : unread_);
+      throw SessionError(left_notice_.empty() ? "the manager process did not answer in time" : left_notice_);
     }
-    hears_within(deadline);
+    hears_soon(deadline);
   }
 }
 

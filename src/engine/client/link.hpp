@@ -72,15 +72,16 @@ class Link {
   /// process has no room stays in the socket for a later call.
   void take_notices();
   /// Why a notice was left in the socket; empty if none was.
-  const std::string& unread() const noexcept { return unread_; }
+  const std::string& left_notice() const noexcept { return left_notice_; }
   /// Blocks until the answer to Resize comes. Throws SessionError at the deadline, when the wait is
   /// interrupted, and when the manager is gone.
   protocol::Resized take_resized(base::Deadline deadline);
   /// The checkpoints that were written or failed since the last call, in order. Does not block.
   std::deque<protocol::Saved> take_saved();
-  /// Blocks until the manager has sent something, closed its socket or ended: true. At next_look(deadline):
-  /// false. A child of the manager's user code may hold its socket open after its end.
-  bool hears_within(base::Deadline deadline) const noexcept;
+  /// Blocks until the manager has sent something, closed its socket or ended, and returns true; or until
+  /// next_look(deadline), and returns false. A child of the manager's user code may hold its socket open
+  /// after its end.
+  bool hears_soon(base::Deadline deadline) const noexcept;
 
  private:
   struct Runner {
@@ -100,7 +101,7 @@ class Link {
   std::uint64_t lease_ = 0;
   base::UniqueFd fork_server_pidfd_;
   std::vector<Runner> runners_;  ///< By rank. Never resized: kill() may run in a signal handler.
-  std::string unread_;
+  std::string left_notice_;
   std::deque<protocol::Resized> resized_;
   int late_resized_ = 0;  ///< Answers still to come whose callers gave up.
   std::deque<protocol::Saved> saved_;

@@ -57,7 +57,7 @@ Outcome LostManager::end(std::uint64_t attempt) {
   return {StepStatus::manager_lost, "the manager process is gone: " + loss_->exit, -1};
 }
 
-bool LostManager::is_lost() {
+bool LostManager::end_if_lost() {
   if (!loss_ && link_.manager_ended()) end(session_.word().attempt);
   return loss_.has_value();
 }

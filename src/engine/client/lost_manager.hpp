@@ -34,8 +34,8 @@ class LostManager {
   /// Ends the processes of the manager, then the attempt. Blocks while they end. Throws SessionError if a
   /// participant of a committed attempt cannot be ended.
   Outcome end(std::uint64_t attempt);
-  /// Whether the manager is gone. If so, end() was called for the attempt under way.
-  bool is_lost();
+  /// Calls end() for the attempt under way if the manager is gone. Returns whether it is.
+  bool end_if_lost();
   /// Of the manager that end() was called for, until there is another one.
   const std::optional<Failure>& loss() const noexcept { return loss_; }
   /// There is a new manager.

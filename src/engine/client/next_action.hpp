@@ -26,9 +26,9 @@ namespace accelmgr::client {
 /// What the host sees of an attempt beside the step word. Only the facts that the word's state calls for need
 /// to be there; the others keep their defaults.
 struct Observed {
-  bool is_done = false;       ///< Reduced, and updated.
-  bool slices_stand = false;  ///< No slice has moved for so long that the supervisor must be stuck.
-  bool of_service = false;    ///< The manager is a service, which may only be paused: no host ends it.
+  bool is_done = false;         ///< Reduced, and updated.
+  bool slices_stalled = false;  ///< No slice has moved for so long that the supervisor must be stuck.
+  bool of_service = false;      ///< The manager is a service. It may merely be paused, so no host ends it.
   bool participant_ended = false;
   /// Observed after `participant_ended`: runners end when their manager ends, and then its loss is reported.
   bool manager_ended = false;
@@ -54,7 +54,7 @@ constexpr Action next_action(const session::StepWord& word, session::RankMask pa
     // The runner that finished its slice last should close the attempt, but it may have been stopped before.
     if (observed.is_done) return Action::close;
     if (observed.manager_ended) return Action::end_without_manager;
-    if (!observed.slices_stand) return Action::wait;
+    if (!observed.slices_stalled) return Action::wait;
     if (!observed.of_service) return Action::end_without_manager;
     return observed.patience_over ? Action::leave : Action::wait;
   }

@@ -111,7 +111,7 @@ std::optional<protocol::Failed> hear(Link& link, base::Deadline deadline, const 
 
 /// Blocks until the manager has said something. Throws SessionError.
 void wait_for_answer(const Link& link, double start_timeout_s, base::Deadline deadline) {
-  for (bool hears = false; !hears; hears = link.hears_within(deadline)) {
+  for (bool hears = false; !hears; hears = link.hears_soon(deadline)) {
     if (base::interrupted()) {
       link.kill();
       throw SessionError("the manager was interrupted while it started");
@@ -226,7 +226,7 @@ Link attach(const std::string& path, const Attaching& how, const OnOpening& open
     if (answer.status == 101 && !answer.fd)
       throw SessionError(fmt::format(
           "the service at '{}' has admitted this host, but its descriptor did not arrive: this process may "
-          "open no more",
+          "open no more descriptors",
           path));
     if (answer.status == 101) {
       const auto soon = base::Deadline::in_seconds(timing::first_words_s);

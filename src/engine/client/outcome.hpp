@@ -12,8 +12,8 @@ struct Outcome {
   std::string error{};
   int rank = -1;
   std::string error_type{};
-  bool overflow = false;            ///< nonfinite: half the loss scale may do.
-  bool device_team_failed = false;  ///< runner_lost: the team of devices, and no runner.
+  bool overflow = false;            ///< nonfinite: half the loss scale may be enough.
+  bool device_team_failed = false;  ///< runner_lost: the team of devices failed; no runner was lost.
 };
 
 }  // namespace accelmgr::client

@@ -16,7 +16,7 @@ namespace accelmgr::client {
 struct ServiceAnswer {
   int status = 0;
   std::string body;
-  base::UniqueFd fd;  ///< The socket that came with status 101.
+  base::UniqueFd fd;  ///< What came with status 101: a host's socket, or an observer's memory.
 };
 
 class ServiceSocket {

@@ -33,7 +33,7 @@ class Stepper {
           LostManager::EndProcesses end_processes);
 
   /// Blocks for at most `timeout_s`, or longer to finish a committed attempt or to end what is left of a lost
-  /// manager. Throws UsageError when parameters are written meanwhile, SessionError (see ServiceStands), and
+  /// manager. Throws UsageError when parameters are written meanwhile, SessionError (see ServiceStalled), and
   /// what base::interrupted() throws.
   /// update: the session makes it in the last of the `divisor` steps whose gradients are added up.
   /// Requires: the moments of `update` have memory.

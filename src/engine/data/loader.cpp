@@ -31,7 +31,7 @@ void log(const session::Assignment& to, std::uint64_t first_element, std::uint64
   for (const int rank : ranks_of(to.team))
     ranks +=
         fmt::format("{}rank {} gets {}", ranks.empty() ? "" : ", ", rank, to.shares.of[rank] * batch_size);
-  base::log().debug("from element {} on, of the next {} elements in each step {}", first_element,
+  base::log().debug("from element {} on each step takes {} elements: {}", first_element,
                     session::total_of(to.shares, to.team) * batch_size, ranks);
 }
 

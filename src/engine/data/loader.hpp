@@ -65,8 +65,8 @@ class Loader {
   ///   - reads past an element that was assigned or consumed before;
   ///   - assigns all unconsumed elements again, when the host asks for another assignment. No attempt may be
   ///     open until Sharding::follows says that this is done.
-  /// Returns false when there is nothing to do: the queue of the rank whose turn it is is full or far
-  /// enough ahead, or the data has ended. Blocks while the source does. When the source throws, the data ends
+  /// Returns false when there is nothing to do: the queue of the next rank is full or far enough
+  /// ahead, or the data has ended. Blocks while the source does. When the source throws, the data ends
   /// with that error.
   bool do_work();
   /// True when the source has ended or failed, and every queue of the team says so.

@@ -76,7 +76,7 @@ void Supervisor::lost(int rank, int wait_status) {
   view_.wake_everyone();
 }
 
-/// Whether the kernel has killed a runner, which had no words of its own.
+/// Says that the kernel has killed a runner for want of memory, if it has killed one since; else empty.
 std::string Supervisor::why_killed(int wait_status) {
   if (wait_status == ipc::unknown_exit || !WIFSIGNALED(wait_status) || WTERMSIG(wait_status) != SIGKILL)
     return {};
@@ -121,7 +121,7 @@ void Supervisor::finish_updates() {
   if (!session::slices_finished(session_, word.attempt)) return;
   session::RankMask lost = 0;
   for (int rank = 0; rank < session_.ranks(); ++rank)
-    if ((participants >> rank & 1) != 0 && is_without_process(rank)) lost |= session::RankMask{1} << rank;
+    if ((participants >> rank & 1) != 0 && participant_is_gone(rank)) lost |= session::RankMask{1} << rank;
   if (lost != 0 && session::updates_parameters(session_)) {
     // An attempt without updates may be closed already. Then the request read above is the next attempt's.
     base::acquire_fence();

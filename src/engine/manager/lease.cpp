@@ -139,7 +139,7 @@ void Lease::leave(std::uint64_t number, bool detached) {
   look();
 }
 
-void Lease::returns(pid_t pid) {
+void Lease::asks_again(pid_t pid) {
   if (state_ != State::leaving || host_.pid != pid) return;
   detached_ = true;
   look();

@@ -19,7 +19,7 @@
 //   |--------------------------------------------|-------------------|-------------------------------------|
 //   | a process of another user                  | may_use()         | not_allowed                         |
 //   | one of another build, or over TCP          | check_can_share() | foreign_build, no_unix_socket       |
-//   | all while the service makes awaited steps  | check_idle()      | steps_under_way, service_drives     |
+//   | all while the service makes awaited steps  | check_idle()      | service_drives                      |
 //   | all while runners start, or after the end  | check_ready()     | not_ready, given_up, closing        |
 //   | a second host                              | check_free()      | host_drives, host_is_ending         |
 //   | a host whose lease has ended               | check_lease()     | SessionError                        |
@@ -114,7 +114,7 @@ class Lease {
   base::UniqueFd admit(Host host, protocol::Opening opening);
 
   /// Lets a thread of this process drive. No host may do so until `over` is called: when the thread has
-  /// closed its socket, and no attempt is open. A host that ends meanwhile is replaced as always.
+  /// closed its socket, and no attempt is open.
   struct Local {
     base::UniqueFd socket;
     std::uint64_t number = 0;  ///< As that of a lease.
@@ -132,7 +132,7 @@ class Lease {
   }
   /// A process asks for the lease. If it is the host that is leaving, it has given up its mappings: it has
   /// executed another program, or an attach of it has failed half-way.
-  void returns(pid_t pid);
+  void asks_again(pid_t pid);
 
   /// Asks the host that drives the session for a checkpoint: see Handle::checkpoint_requested().
   void ask_for_checkpoint() noexcept { view_.control().checkpoint_requests.fetch_add(1); }

@@ -336,7 +336,7 @@ protocol::Resized Supervisor::resize(int ranks) {
                    __builtin_popcount(before));
   for (int rank = 0; rank < session_.ranks(); ++rank) {
     const bool was = (before >> rank & 1) != 0, is = (after >> rank & 1) != 0;
-    if (is && !was && has_no_process(rank)) want(rank, 0);  // If it is still retiring, lost() does this.
+    if (is && !was && has_no_process(rank)) want(rank, 0);  // If it is still retiring, note_end() does.
     if (was && !is) {
       std::erase_if(wanted_, [rank](const Wanted& w) { return w.rank == rank; });
       if (!has_no_process(rank)) retire(rank, "a resize removes it");
@@ -351,8 +351,8 @@ bool Supervisor::has_no_process(int rank) const noexcept {
   return state == RunnerState::absent || state == RunnerState::lost;
 }
 
-// Of a participant: a replacement that starts does not take part yet.
-bool Supervisor::is_without_process(int rank) const noexcept {
+// A replacement that starts does not take part yet.
+bool Supervisor::participant_is_gone(int rank) const noexcept {
   return has_no_process(rank) || session_.record(rank).state.load() == RunnerState::starting;
 }
 
@@ -403,7 +403,7 @@ void Supervisor::send_notices() {
   for (auto* driver : drivers_) driver->send_notices();
 }
 
-/// A runner that was asked to end, or killed, may not have ended.
+/// Kills retired runners that have not ended in time; gives up if a killed one has not.
 void Supervisor::end_stuck(std::int64_t now_ns) {
   for (std::size_t i = 0; i < runners_.size(); ++i) {
     const auto& r = runners_[i];

@@ -4,8 +4,8 @@
 // clang-format off
 //   | a rank is | state    | next                                                                           |
 //   |-----------|----------|--------------------------------------------------------------------------------|
-//   | wanted    | absent,  | starting: its backoff is over, there is a fork server, and its turn to build   |
-//   |           | lost     | has come, unless it has a GPU                                                  |
+//   | wanted    | absent,  | starting: its backoff is over, there is a fork server, and (without a GPU)     |
+//   |           | lost     | its turn to build has come                                                     |
 //   | starting  | starting | ready: the runner said so;  lost: its process has ended                        |
 //   | ready     | ready    | lost: its process has ended, by itself or killed by the watchdog               |
 //   | lost      | lost     | wanted again (restart), out of the team (shrink), or given up (fail, limits)   |
@@ -170,7 +170,7 @@ class Supervisor {
   void take(ipc::Started& started);
   void take(const ipc::Ended& ended);
   bool has_no_process(int rank) const noexcept;
-  bool is_without_process(int rank) const noexcept;
+  bool participant_is_gone(int rank) const noexcept;
   void retire(int rank, const char* why);
   void tick();
   void end_stuck(std::int64_t now_ns);

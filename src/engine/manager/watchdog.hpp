@@ -9,10 +9,10 @@
 //   |                      |                       | ... is runnable | none: starved, CPU counts anew |
 //   |                      |                       | uses CPU        | none: logged once as slow      |
 //   | committed            | for reduction_timeout |                 | does not finish                |
-//   | over                 | or not, for           | has not         | has not left                   |
+//   | over                 | silent or not, for    | has not         | has not left                   |
 //   |                      | abort_grace           | acknowledged it |                                |
-//   | closed, and runners  | or not, for           | has not         | has not made the update        |
-//   | apply the gradient   | step_timeout          | acknowledged it |                                |
+//   | closed, and runners  | silent or not, for    | has not         | has not made the update        |
+//   | apply the gradient   | step_timeout          | acknowledged it | (before that as in computing)  |
 // clang-format on
 #pragma once
 

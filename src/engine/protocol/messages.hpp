@@ -41,7 +41,7 @@ struct Joined {
   base::UniqueFd pidfd;
 };
 
-/// Whose a manager is.
+/// To whom a manager belongs.
 enum class Tenure {
   /// It has one host, which has started it and may kill it, and it ends when that host leaves.
   of_host,
@@ -49,7 +49,7 @@ enum class Tenure {
   of_service,
 };
 
-/// How a manager that a host has started, or a fork server, begins.
+/// What a manager that a host has started, or an executed fork server, is sent first.
 struct Begin {
   static constexpr const char* name = "Begin";
   std::string configuration{};  ///< YAML

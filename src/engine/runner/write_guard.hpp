@@ -26,7 +26,7 @@ class WriteGuard {
   /// Call it before an attempt: drops changes that an earlier attempt left in the parameters.
   void begin();
   /// Call it after a micro-batch: drops its changes. Returns the name of a parameter that was not put back,
-  /// or nothing. Differences from rounding are dropped, but not of a frozen parameter.
+  /// or nothing. A change as small as rounding does not count, except of a frozen parameter.
   [[nodiscard]] std::string check();
 
  private:

@@ -241,7 +241,7 @@ void stop(Service& service, const Request& request, const Respond& respond) {
 /// Gives the lease to the process that asks, with the socket on which it finds the session.
 void attach(Service& service, const Request& request, const Respond& respond) {
   check_can_share(request, "host", "Manager::attach() or accelmgr.attach()");
-  service.manager().lease().returns(request.peer->pid);
+  service.manager().lease().asks_again(request.peer->pid);
   if (!service.pending_steps().are_under_way()) check_idle(service);
   check_free(service);
   const auto name = request.header_field("accelmgr-host").substr(0, longest_name);

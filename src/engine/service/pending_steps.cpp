@@ -72,7 +72,7 @@ int PendingSteps::count(std::uint64_t steps) const {
 
 std::string PendingSteps::text() const {
   const std::lock_guard lock(mutex_);
-  return fmt::format("the service makes {} steps that {} has begun, {} are made", count_, who_, made_.size());
+  return fmt::format("the service is making {} steps that {} began; {} are done", count_, who_, made_.size());
 }
 
 json PendingSteps::since(std::size_t known) const {

@@ -46,8 +46,8 @@ class BatchQueue {
   /// Number of consumed batches whose slots may be filled again: without those of the last attempt, if the
   /// session keeps these.
   std::uint64_t released() const noexcept;
-  /// The first batch of the attempt under way: the first that is not consumed, or the first of the last
-  /// attempt.
+  /// The first batch of the attempt under way: the first that is not consumed or, if the attempt repeats the
+  /// last step, that step's first one.
   std::uint64_t first_of_attempt() const noexcept;
   std::uint64_t published() const noexcept { return queue_->published.load(); }
   /// The slot of batch `number`.

@@ -1,5 +1,5 @@
-// The vectorized passes over gradients: summing slabs into the master, capturing a gradient into a slab,
-// zeroing.
+// The vectorized passes over gradients and parameters: summing slabs into the master, capturing a gradient
+// into a slab, zeroing, updating, rounding.
 //
 // Every variant gives the same bits (payloads of NaN excepted): slabs are added in order, and no
 // multiplication is contracted with an addition. Addresses need only the alignment of their elements; 64

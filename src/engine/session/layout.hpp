@@ -16,9 +16,9 @@
 // Parameters, gradients and slabs have the same order of tensors (Manifest::place_tensors()); the gaps
 // between them are always zero. Parameters that are frozen at the start come last. Those that can be trained
 // have room for gradients, which takes no memory until they are unfrozen. Moments are the state of the inner
-// steps' optimizer; they take no memory until there is one. Every structure has one writer, which writes it
-// through its view (views.hpp). The manager's main thread initializes all of them before other processes map
-// the session.
+// steps' optimizer; they take no memory until there is one. Every structure but SharedControl has one
+// writer, which writes it through its view (views.hpp); when the writer has died, another process finishes
+// its part. The manager's main thread initializes all of them before other processes map the session.
 #pragma once
 
 #include <array>
@@ -272,7 +272,9 @@ struct SharedControl {
   alignas(64) std::atomic<std::uint64_t> word;
   ipc::Epoch trigger;  ///< Advanced when an attempt opens. Runners wait on it.
   ipc::Epoch votes;    ///< Advanced by the last vote. Participants wait on it.
-  ipc::Epoch finish;   ///< Advanced when an attempt is closed. Host, loader and starting runners wait on it.
+  /// Advanced when an attempt is closed or reduced, woken for another assignment. Host, loader, and runners
+  /// that start, update or apply wait on it.
+  ipc::Epoch finish;
   ipc::Epoch readiness;  ///< See View::announce_readiness(). The host waits on it before it opens an attempt.
   alignas(64) std::atomic<std::uint32_t> stopping;
 };
@@ -313,7 +315,7 @@ struct HostControl {
 struct SupervisorControl {
   alignas(64) std::atomic<RankMask> team;   ///< The ranks that are to take part in the next attempt.
   std::atomic<std::uint32_t> given_up;      ///< 1: the supervisor replaces no more runners.
-  char given_up_why[256];                   ///< The limit that was reached.
+  char given_up_why[256];                   ///< The limit that was reached, or why no other would do better.
   std::atomic<std::uint64_t> incidents;     ///< Counts incidents; the ring holds the last max_incidents.
   std::atomic<std::uint64_t> replacements;  ///< Runners started in the place of lost ones.
   std::atomic<std::uint32_t> managers;      ///< How many managers took over the session from another one.
@@ -689,7 +691,7 @@ void plan_stated_layout(const Header& header, std::uint64_t bytes, Header& plan)
 /// Bytes that a session with the slabs of `ranks` ranks takes while nothing is unfrozen.
 std::uint64_t session_bytes(const Header& header, int ranks);
 
-/// A hash over the layout version, the sizes of the structures and the compiler of this build.
+/// A hash of the layout version and the sizes of the structures.
 std::uint64_t build_fingerprint() noexcept;
 
 constexpr std::uint64_t align_up(std::uint64_t n, std::uint64_t alignment) noexcept {

@@ -22,8 +22,8 @@
 
 namespace accelmgr::session {
 
-/// The L2 norm of the mean gradient of the last attempt, which is reduced, before clipping; 0 if it is not
-/// clipped.
+/// The L2 norm of the last attempt's mean gradient before clipping; 0 without clipping.
+/// Requires: all slices are reduced.
 double gradient_norm(const Session& session) noexcept;
 
 /// Any process that maps the session can finish any slice. Each process has one object, for one thread.

@@ -15,7 +15,7 @@ template <StepFields fields, class Visit>
 void each_step_field(Visit&& field) {
   field("status", &StepResult::status, "What became of the step.");
   field("counted", &StepResult::counted,
-        "True if the master's gradients contain this step. They contain all of it or nothing.");
+        "True if the step was committed: then all of it counts. Otherwise nothing of it does.");
   field("step", &StepResult::step,
         "The number of committed steps of this session, this one included if it counted.");
   field("attempt", &StepResult::attempt, "The number of the last attempt; never reused.");

@@ -107,7 +107,7 @@ void Agent::open_store() {
             .nprocs = spec_.nprocs,
             .max_restarts = options_.max_restarts,
             .backend = spec_.backend,
-            .host = node_info_.hostname,
+            .hostname = node_info_.hostname,
             .pid = getpid()};
   NodeEvents events{.met = [this](World world) { met(std::move(world)); },
                     .outcome = [this](Nodes::Outcome o) { outcome(std::move(o)); },
@@ -265,7 +265,7 @@ void Agent::signalled(int number) {
 Failure Agent::own_failure(std::string what, int signal) const {
   Failure failure{.time_s = seconds_since_1970(), .pid = getpid(), .what = std::move(what)};
   failure.node_rank = spec_.node_rank;
-  failure.host = node_info_.hostname;
+  failure.hostname = node_info_.hostname;
   ipc::set_exit(failure, signal);
   return failure;
 }
@@ -341,7 +341,7 @@ void Agent::restart() {
   const auto& first = outcome_->failure;
   const auto why = outcome_->kind == Nodes::Outcome::Kind::changed
                        ? first.what
-                       : fmt::format("rank {} (host {}) failed: {}", first.rank, first.host, first.exit);
+                       : fmt::format("rank {} ({}) failed: {}", first.rank, first.hostname, first.exit);
   say(fmt::format("accelmgr: {}; restart {} of {}", why, attempt_ + 1, options_.max_restarts));
   state_ = State::beginning;
   link_->begin(attempt_ + 1);
@@ -371,7 +371,7 @@ void Agent::report_stop() {
     return finish(128 + signal_);
   }
   const auto& why = outcome_->failure;
-  say(fmt::format("accelmgr: node {} (host {}) was {}; {} ended", why.node_rank, why.host, why.what,
+  say(fmt::format("accelmgr: node {} ({}) was {}; {} ended", why.node_rank, why.hostname, why.what,
                   processes(ended_.ended)));
   finish(exit_code_of(why));
 }

@@ -36,9 +36,9 @@ std::string text_at(const nlohmann::json& object, const char* key) {
 }
 
 std::string who(const Failure& failure) {
-  if (failure.rank < 0) return fmt::format("the agent of node {} (host {})", failure.node_rank, failure.host);
-  return fmt::format("rank {} (local rank {} of node {}, host {}, pid {})", failure.rank, failure.local_rank,
-                     failure.node_rank, failure.host, failure.pid);
+  if (failure.rank < 0) return fmt::format("the agent of node {} ({})", failure.node_rank, failure.hostname);
+  return fmt::format("rank {} (local rank {} of node {}, {}, pid {})", failure.rank, failure.local_rank,
+                     failure.node_rank, failure.hostname, failure.pid);
 }
 
 std::string details(const Failure& failure, int indent) {
@@ -71,7 +71,7 @@ nlohmann::json to_json(const Failure& failure) {
   return {{"rank", failure.rank},
           {"local_rank", failure.local_rank},
           {"node_rank", failure.node_rank},
-          {"host", failure.host},
+          {"hostname", failure.hostname},
           {"pid", failure.pid},
           {"time_s", failure.time_s},
           {"exit_code", failure.exit_code},
@@ -94,7 +94,7 @@ Failure failure_from(const nlohmann::json& json) {
   failure.log = json.at("last_lines");
   failure.local_rank = json.at("local_rank");
   failure.node_rank = json.at("node_rank");
-  failure.host = json.at("host");
+  failure.hostname = json.at("hostname");
   failure.log_folder = json.at("log");
   return failure;
 }

@@ -68,7 +68,7 @@ LocalRanks::LocalRanks(boost::asio::io_context& loop, launch::Spawner spawner, T
 
 void LocalRanks::start(const launch::LaunchSpec& spec, const launch::NodeInfo& node_info,
                        const launch::WorkerPorts& ports, const Attempt& attempt) {
-  host_ = node_info.hostname;
+  hostname_ = node_info.hostname;
   node_rank_ = spec.node_rank;
   ranks_.clear();
   for (int local_rank = 0; local_rank < spec.nprocs; ++local_rank) {
@@ -212,7 +212,7 @@ Failure LocalRanks::failure_of(int local_rank) const {
   Failure failure{.time_s = static_cast<double>(end.time_ns) / 1e9, .rank = rank.rank, .pid = end.pid};
   failure.local_rank = local_rank;
   failure.node_rank = node_rank_;
-  failure.host = host_;
+  failure.hostname = hostname_;
   ipc::set_exit(failure, end.wait_status);
   take_error_file(read_from_start(rank.error_file.get()), failure);
   if (end.pid == 0)

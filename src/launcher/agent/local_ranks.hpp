@@ -93,7 +93,7 @@ class LocalRanks {
   Terminal& terminal_;
   Settings settings_;
   Events events_;
-  std::string host_;
+  std::string hostname_;
   int node_rank_ = 0;
   base::UniqueFd no_input_;
   std::vector<Rank> ranks_;

@@ -15,8 +15,8 @@
 
 namespace accelmgr::agent {
 
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Node, nnodes, min_nodes, node_rank, nprocs, max_restarts, backend, host,
-                                   pid)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Node, nnodes, min_nodes, node_rank, nprocs, max_restarts, backend,
+                                   hostname, pid)
 
 namespace {
 
@@ -26,7 +26,7 @@ constexpr double leave_again_s = 0.02;
 Node node_from(const std::string& text) { return nlohmann::json::parse(text); }
 
 std::string name_of(int node_rank, const Node& node) {
-  return fmt::format("node {} (host {}, pid {})", node_rank, node.host, node.pid);
+  return fmt::format("node {} ({}, pid {})", node_rank, node.hostname, node.pid);
 }
 
 std::string range(const Node& node) {
@@ -48,7 +48,7 @@ std::string difference(int a_rank, const Node& a, int b_rank, const Node& b) {
 Failure failure_at(int node_rank, const Node& node, std::string what) {
   Failure failure{.time_s = seconds_since_1970(), .pid = node.pid, .what = std::move(what)};
   failure.node_rank = node_rank;
-  failure.host = node.host;
+  failure.hostname = node.hostname;
   return failure;
 }
 
@@ -110,8 +110,8 @@ void Nodes::claim_place() {
     agent_ = static_cast<int>(store_.add(key("agents"), 1));
   else if (store_.add(key("claims/" + place_of(agent_)), 1) > 1) {
     const auto other = node_from(read(place_of(agent_)));
-    throw ConfigError(fmt::format("--node-rank {} is already taken on host {} (agent of pid {})",
-                                  self_.node_rank, other.host, other.pid),
+    throw ConfigError(fmt::format("--node-rank {} is already taken on {} (by the agent of pid {})",
+                                  self_.node_rank, other.hostname, other.pid),
                       "launch.node_rank");
   }
   store_.set(key(place_of(agent_)), base::json_text(self_));
@@ -196,8 +196,8 @@ SessionError Nodes::missing(const std::string& address, double waited_s) {
   if (self_.is_elastic() && agent_ > 0)
     return SessionError(
         fmt::format("the launch at {} has not taken this node within {:.3g} s "
-                    "(--rendezvous-timeout): fewer than {} nodes came, or it has {}, or no "
-                    "restart is left",
+                    "(--rendezvous-timeout): fewer than {} nodes came, or it has all its {}, "
+                    "or no restart is left",
                     address, waited_s, self_.min_nodes, self_.nnodes));
   const auto numbers = self_.is_elastic() ? store_.add(key("agents"), 0) + 1 : self_.nnodes;
   for (int agent = 0; agent < numbers; ++agent) {

@@ -43,7 +43,7 @@ struct Node {
   int nprocs = 1;
   int max_restarts = 0;
   std::string backend = {};
-  std::string host = {};
+  std::string hostname = {};
   pid_t pid = 0;
 
   bool is_elastic() const noexcept { return min_nodes < nnodes; }

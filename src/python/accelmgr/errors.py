@@ -135,7 +135,7 @@ class DataEnd(StepError):
 
 
 class RunnerLost(StepError):
-    """A runner died or failed: the message has its signal."""
+    """A runner died or failed. The message says how: its signal, its exit code, or what it raised."""
 
     status = "runner_lost"
 
@@ -162,7 +162,11 @@ class ManagerLost(StepError):
 
 
 class StepModelError(ModelError, StepError):
-    """The model has raised, or cannot be trained. `__cause__`: its exception, if the type is one of Python's."""
+    """The model has raised, or cannot be trained.
+
+    `__cause__`: an exception of the type and text of its own, made again here, if the type is built into Python; else
+    None.
+    """
 
     status = "runner_lost"
 

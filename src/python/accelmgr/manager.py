@@ -74,15 +74,16 @@ class Manager(InnerDriver):
         single tensor or number. Or the name of a built-in source (`"text"`). Element i goes to runner i % nprocs, which
         makes batches of `batch_size_per_device` elements. A mapping becomes the keyword arguments of the model, a tuple
         the positional ones. The dataset is read once, or `data.epochs` times; no step has elements of two epochs. Each
-        batch of a DataLoader is a step, divided among the runners; with a collate_fn its batches are elements. The
-        manager process reads it. What only this process can read, a thread here reads and sends: a generator, an
-        iterator of Python itself, a dataset with a queue or a thread, and one that cannot be pickled but must be.
+        batch of a DataLoader is a step, divided among the runners; if a collate_fn is passed too, each of its batches
+        is one element. The manager process reads the dataset. What only this process can read, a thread here reads and
+        sends: a generator, an iterator of Python itself, a dataset with a queue or a thread, and, with another start
+        method than `fork`, one that cannot be pickled.
         None: the configuration names the dataset (`data.kind`, `data.factory`).
     loss: computes the loss from the model's outputs, where the model does not: a criterion (a module, or a function of
         torch.nn.functional), which gets outputs and targets, or another function, which gets outputs and the whole
         batch. It returns what a model returns. The model is called without the targets: of a tuple the last element,
-        unless forward() has no default for any; of a mapping the entries that forward() does not name. A batch that is
-        neither goes to both. Or the place of the loss in what the model returns: 1, "nll".
+        unless forward() needs as many arguments as the tuple has elements; of a mapping the entries that forward() does
+        not name. A batch that is neither goes to both. Or the place of the loss in what the model returns: 1, "nll".
     extra: modules and tensors outside the model that are trained with it: `[criterion]`, or `{"log_alpha": tensor}`.
         Their parameters are the session's, named `extra.0.weight`, or by the mapping's names; those of a `loss` that is
         a module are named `loss.weight`. In parameters() they follow the model's.
@@ -101,12 +102,13 @@ class Manager(InnerDriver):
         `accelmgr train` may use the same file or environment.
     start_method: `fork`: manager and runners are forks of this process. Nothing is pickled: models, datasets and
         functions are what they are here. A fork has none of this process's other threads, and the locks that they hold
-        stay locked in it; a manager that does not come to life within seconds is one of `forkserver` (a warning names
-        the threads).
+        stay locked in it; if the manager does not come to life within seconds, `auto` takes `forkserver` instead
+        (a warning names the threads), and `fork` raises SessionError.
         `spawn`: models and datasets are pickled with cloudpickle, definitions of `__main__` included.
         `forkserver`: as `spawn`, but the interpreter with torch is started once, and forked for this manager and all
         later ones, which start in a fraction of the time.
-        `auto`: `fork`, unless this process has used CUDA or torch_xla; then `spawn`, and a warning says why.
+        `auto`: `fork`; or `spawn`, with a warning that says why, if runners compute on `xla` or `accelerator`, or if
+        this process has used CUDA or torch_xla, or called backward() where torch sees a device.
     refresh: what happens after changes that cannot be sent to runners as values. `auto`: before each step this process
         looks for them, and calls refresh(); with another start method than `fork` it raises ModelError. `always`: it
         calls refresh() before each step. `never`: it does not look; call refresh() after a change.
@@ -487,8 +489,8 @@ class Manager(InnerDriver):
         model and dataset are pickled again, and this is rebind(). Position in the data, generators of the runners,
         parameters, gradients and buffers go on, and tensors that forward() keeps in attributes of modules. What
         forward() or the dataset has left in other objects is lost. Elements that were read ahead (`prefetch`) stay as
-        they are. Where this process cannot be forked any more, because it has used CUDA, processes of the start method
-        `spawn` follow, with a warning.
+        they are. Where this process cannot be forked any more (it has used CUDA, for instance), `auto` goes on with
+        processes of `spawn`, with a warning; with the start method `fork` that is a SessionError.
         """
         self._check_idle("refresh")
         if self._method != "fork":

@@ -80,18 +80,18 @@ TEST_F(LinkTest, GivesCheckpointsOnceAndInOrder) {
 }
 
 TEST_F(LinkTest, HearsWhatIsSaidAndTheEndOfTheSocket) {
-  EXPECT_FALSE(link.hears_within(now()));
+  EXPECT_FALSE(link.hears_soon(now()));
   say(protocol::Resized{});
-  EXPECT_TRUE(link.hears_within(base::Deadline::in_seconds(10)));
+  EXPECT_TRUE(link.hears_soon(base::Deadline::in_seconds(10)));
   link.take_notices();
-  EXPECT_FALSE(link.hears_within(now()));
+  EXPECT_FALSE(link.hears_soon(now()));
   sockets.second.reset();
-  EXPECT_TRUE(link.hears_within(base::Deadline::in_seconds(10)));
+  EXPECT_TRUE(link.hears_soon(base::Deadline::in_seconds(10)));
 }
 
 TEST_F(LinkTest, LooksUpFromALongWait) {
   const auto begin = base::now_ns();
-  EXPECT_FALSE(link.hears_within(base::Deadline::in_seconds(3600)));
+  EXPECT_FALSE(link.hears_soon(base::Deadline::in_seconds(3600)));
   EXPECT_LT(base::now_ns() - begin, std::int64_t{60'000'000'000});
 }
 

@@ -35,12 +35,12 @@ TEST(NextAction, IsThatOfTheTable) {
       {committed, {}, Action::wait},
       {committed, {.is_done = true}, Action::close},
       {committed, {.is_done = true, .manager_ended = true}, Action::close},
-      {committed, {.slices_stand = true}, Action::end_without_manager},
-      {committed, {.slices_stand = true, .of_service = true}, Action::wait},
-      {committed, {.slices_stand = true, .of_service = true, .patience_over = true}, Action::leave},
+      {committed, {.slices_stalled = true}, Action::end_without_manager},
+      {committed, {.slices_stalled = true, .of_service = true}, Action::wait},
+      {committed, {.slices_stalled = true, .of_service = true, .patience_over = true}, Action::leave},
       {committed, {.of_service = true, .patience_over = true}, Action::wait},
       {committed,
-       {.slices_stand = true, .of_service = true, .manager_ended = true},
+       {.slices_stalled = true, .of_service = true, .manager_ended = true},
        Action::end_without_manager},
       {committed, {.manager_ended = true}, Action::end_without_manager},
       {committed, {.participant_ended = true}, Action::wait},  // The supervisor finishes its slice.
@@ -85,7 +85,7 @@ RC_GTEST_PROP(NextAction, KeepsItsPromisesForAnyWordWhateverIsObserved, ()) {
       RC_ASSERT(action != Action::wait);
     const bool service_lives = observed.of_service && !observed.manager_ended;
     RC_ASSERT(action != Action::end_without_manager || !service_lives);
-    RC_ASSERT(action != Action::leave || (observed.patience_over && observed.slices_stand));
+    RC_ASSERT(action != Action::leave || (observed.patience_over && observed.slices_stalled));
   }
 }
 
@@ -104,7 +104,7 @@ RC_GTEST_PROP(NextAction, BringsEveryAttemptToOneEnd, ()) {
     auto observed = observed_in(*rc::gen::inRange(0u, all_observations));
     observed.is_done = reduced == ranks;
     observed.patience_over = observed.patience_over || looks > patience;
-    if (seen.committed(participants)) observed.slices_stand = looks > patience;
+    if (seen.committed(participants)) observed.slices_stalled = looks > patience;
     if (*rc::gen::arbitrary<bool>()) session::vote(word, attempt, *rc::gen::inRange(0, ranks), participants);
     was_committed = was_committed || session::load(word).committed(participants);
     if (was_committed && reduced < ranks) ++reduced;

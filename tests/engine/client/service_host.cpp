@@ -220,7 +220,7 @@ void ServiceModel::wait_steps(const State& s, int place, Steps& out) const {
                     .manager_ended = !alive(s.service)};
   act(observed);
   if (options_.patient || next_action(word, all(), observed) != Action::wait) return;
-  observed.slices_stand = true;
+  observed.slices_stalled = true;
   observed.patience_over = !(word.committed(all()) && is(Mutation::host_waits_for_a_service_that_stands));
   act(observed);
 }

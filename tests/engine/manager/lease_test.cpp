@@ -114,9 +114,9 @@ TEST_F(LeaseTest, AHostThatClosesItsSocketHasLeftWhenItsProcessHasEndedOrItGives
   host = admit(100);
   host.socket.reset();
   run();
-  lease_->returns(200);
+  lease_->asks_again(200);
   EXPECT_EQ(lease_->state(), State::leaving) << "that was another process";
-  lease_->returns(100);
+  lease_->asks_again(100);
   EXPECT_EQ(lease_->state(), State::free);
 
   host = admit(100);

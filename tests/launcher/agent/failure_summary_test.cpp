@@ -19,7 +19,7 @@ Failure exited() {
           .log = {"before", "the last line"},
           .local_rank = 1,
           .node_rank = 1,
-          .host = "beta",
+          .hostname = "beta",
           .log_folder = "/logs/attempt_0/3"};
 }
 
@@ -31,7 +31,7 @@ Failure killed() {
           .exit = "killed by signal 9 (KILL)",
           .local_rank = 0,
           .node_rank = 0,
-          .host = "alpha"};
+          .hostname = "alpha"};
 }
 
 TEST(Failure, TheExitCodeIsThatOfTheProgramOr128AndTheSignal) {
@@ -82,7 +82,7 @@ TEST(FailureSummary, SaysWhoWhenHowAndTheEndOfItsStandardError) {
   const auto text = summary_text(
       {.first = exited(), .later = {killed()}, .ended = 2, .report = "/here/accelmgr-error.json"});
   EXPECT_THAT(text, AllOf(HasSubstr("rank 3 failed: exit code 4"), HasSubstr("1970-01-01T00:00:01.500Z"),
-                          HasSubstr("local rank 1 of node 1, host beta, pid 77"), HasSubstr("the last line"),
+                          HasSubstr("local rank 1 of node 1, beta, pid 77"), HasSubstr("the last line"),
                           HasSubstr("/logs/attempt_0/3"), HasSubstr("/here/accelmgr-error.json")));
   EXPECT_THAT(text, AllOf(HasSubstr("later failures:"), HasSubstr("killed by signal 9 (KILL)"),
                           HasSubstr("2 processes ended because of it")));
@@ -111,7 +111,7 @@ TEST(FailureSummary, TheReportHasTheSameForPrograms) {
   EXPECT_EQ(report["attempt"], 1);
   EXPECT_EQ(report["ended"], 2);
   EXPECT_EQ(report["first"]["rank"], 3);
-  EXPECT_EQ(report["first"]["host"], "beta");
+  EXPECT_EQ(report["first"]["hostname"], "beta");
   EXPECT_EQ(report["first"]["time"], "1970-01-01T00:00:01.500Z");
   EXPECT_EQ(report["later"][0]["signal"], 9);
 }

@@ -35,18 +35,18 @@ class StoreInMemory : public collective::Store {
 std::int64_t now_ns = 0;
 void pass_time(double seconds) { now_ns += static_cast<std::int64_t>(seconds * 1e9); }
 
-Node node(int nnodes, int nprocs, const std::string& host) {
+Node node(int nnodes, int nprocs, const std::string& hostname) {
   return {.nnodes = nnodes,
           .min_nodes = nnodes,
           .nprocs = nprocs,
           .max_restarts = 1,
           .backend = "gloo",
-          .host = host,
+          .hostname = hostname,
           .pid = 7};
 }
 
 Failure failure_of_rank(int rank) {
-  return {.rank = rank, .pid = 10 + rank, .exit_code = 3, .exit = "exit code 3", .host = "x"};
+  return {.rank = rank, .pid = 10 + rank, .exit_code = 3, .exit = "exit code 3", .hostname = "x"};
 }
 
 class TwoNodes : public testing::Test {
@@ -84,8 +84,8 @@ TEST_F(TwoNodes, AnotherNumberOfNodesIsAContradictionThatBothTell) {
   a.meet();
   for (const auto& message :
        {message_of<ConfigError>([&] { wrong.meet(); }), message_of<ConfigError>([&] { a.meet(); })})
-    EXPECT_THAT(message, AllOf(HasSubstr("node 0 (host alpha"), HasSubstr("--nnodes 2"),
-                               HasSubstr("node 2 (host gamma"), HasSubstr("--nnodes 3")));
+    EXPECT_THAT(message, AllOf(HasSubstr("node 0 (alpha"), HasSubstr("--nnodes 2"),
+                               HasSubstr("node 2 (gamma"), HasSubstr("--nnodes 3")));
 }
 
 TEST_F(TwoNodes, ContradictionsAreSeenByNodeZeroToo) {
@@ -113,7 +113,7 @@ TEST_F(TwoNodes, WhoDidNotComeIsNamedAndWhoDidIsToldSo) {
   third.meet();
   const std::string what = first.missing("alpha:29500", 60).what();
   EXPECT_THAT(what, AllOf(HasSubstr("alpha:29500"), HasSubstr("60 s"), HasSubstr("node 1 missing"),
-                          HasSubstr("node 2 (host gamma")));
+                          HasSubstr("node 2 (gamma")));
   EXPECT_EQ(message_of<SessionError>([&] { third.meet(); }), what);
 }
 
@@ -159,7 +159,7 @@ TEST_F(TwoNodes, ANodeWithoutASignOfLifeIsLost) {
   a.look();
   const auto outcome = a.look();
   EXPECT_EQ(outcome.kind, Kind::stopped);
-  EXPECT_THAT(outcome.failure.what, AllOf(HasSubstr("no heartbeat"), HasSubstr("node 1 (host beta")));
+  EXPECT_THAT(outcome.failure.what, AllOf(HasSubstr("no heartbeat"), HasSubstr("node 1 (beta")));
 }
 
 TEST_F(TwoNodes, ANodeThatLooksIsNotLost) {
@@ -227,7 +227,7 @@ class ElasticNodes : public testing::Test {
   static std::vector<std::string> hosts(const std::optional<World>& world) {
     std::vector<std::string> names;
     if (world)
-      for (const auto& n : world->nodes) names.push_back(n.host);
+      for (const auto& n : world->nodes) names.push_back(n.hostname);
     return names;
   }
   void meet() {
@@ -262,7 +262,7 @@ TEST_F(ElasticNodes, AreWaitedForUntilTheTimeoutAndThenEnoughSuffice) {
 TEST_F(ElasticNodes, WithTooFewEndWithAnErrorThatSaysSo) {
   EXPECT_FALSE(a.meet(false));
   EXPECT_THAT(a.missing("alpha:29500", 60).what(), AllOf(HasSubstr("1 of at least 2 nodes (--nnodes 2:3)"),
-                                                         HasSubstr("60 s"), HasSubstr("host alpha")));
+                                                         HasSubstr("60 s"), HasSubstr("alpha")));
   EXPECT_THAT(message_of<SessionError>([&] { b.meet(); }), HasSubstr("1 of at least 2 nodes"));
 }
 
@@ -272,7 +272,7 @@ TEST_F(ElasticNodes, GoOnWithoutALostOne) {
   for (auto* n : {&a, &b}) {
     const auto outcome = n->look();
     EXPECT_EQ(outcome.kind, Kind::changed);
-    EXPECT_THAT(outcome.failure.what, AllOf(HasSubstr("no heartbeat"), HasSubstr("node 2 (host gamma")));
+    EXPECT_THAT(outcome.failure.what, AllOf(HasSubstr("no heartbeat"), HasSubstr("node 2 (gamma")));
   }
   end({&a});
   EXPECT_FALSE(a.all_ended()) << "b has processes";
@@ -310,7 +310,7 @@ TEST_F(ElasticNodes, TakeOneThatComesLater) {
   ASSERT_TRUE(c.meet());
   EXPECT_FALSE(b.meet());
   for (auto* n : {&a, &c}) n->look();
-  for (auto* n : {&a, &c}) EXPECT_THAT(n->look().failure.what, HasSubstr("node 1 (host beta, pid 7) came"));
+  for (auto* n : {&a, &c}) EXPECT_THAT(n->look().failure.what, HasSubstr("node 1 (beta, pid 7) came"));
   end({&a, &c});
   ASSERT_TRUE(a.all_ended());
   EXPECT_THAT(hosts(a.begin(1, nothing)), testing::ElementsAre("alpha", "beta", "gamma"));

@@ -107,7 +107,7 @@ static_assert(std::atomic<std::uint64_t>::is_always_lock_free && std::atomic<Pre
 /// Fills in sizes and offsets for `ranks` ranks; leaves `magic` 0.
 void plan_layout(std::uint32_t ranks, bool parks, Header& header) noexcept;
 
-/// A hash of what two programs must share to use the same memory: layout version, sizes, compiler.
+/// A hash of what two programs must share to use the same memory: layout version and sizes.
 std::uint64_t build_fingerprint() noexcept;
 
 }  // namespace accelmgr::collective::shm

@@ -34,8 +34,8 @@ void print_failure(const Failure& failure, const std::string& device) noexcept;
 /// Writes the error record that torchrun's tools read to the file $TORCHELASTIC_ERROR_FILE, if that is set.
 void write_error_file(const Failure& failure) noexcept;
 
-/// "rank 2 was killed by signal 11 (SEGV)", "rank 1 failed in setup: std::runtime_error: no data (exit code
-/// 17)".
+/// "rank 2 was killed by signal 11 (SEGV)", "rank 1 failed in its setup: std::runtime_error: no data (exit
+/// code 17)".
 std::string describe(const Failure& failure);
 
 }  // namespace accelmgr::launch

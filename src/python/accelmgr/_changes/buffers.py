@@ -1,9 +1,9 @@
 # Runs in: the host and runners.
 """The buffers of a model: their values, and what else forward() and the host may do to them.
 
-The session has the values. Where runners compute on the CPU it has one more buffer, `<forms>`. A byte for each buffer
-says whether the buffer is None or a tensor of its first or final shape, and whether forward() has assigned it. The last
-byte is 1 from the first step on.
+The session has the values; model_changes.py says which of them the host sends and takes in. Where runners compute on
+the CPU it has one more buffer, `<forms>`. A byte for each buffer says whether the buffer is None or a tensor of its
+first or final shape, and whether forward() has assigned it. The last byte is 1 from the first step on.
 
 Attributes that the session keeps as well (kept_attributes.py) have places as buffers do. Their bytes are in `<kept>`,
 so that a run that does not know these attributes yet can resume from a checkpoint.

@@ -26,7 +26,7 @@ PLACE = struct.Struct("<II")
 NOTHING = bytes(PLACE.size)
 
 Key = tuple[str, ...]
-"""("attribute", path of a module, name), or ("setting", name)."""
+"""("attribute", path of a module, name), ("setting", name), or ("order",), the Order of an inner step."""
 
 
 def _name(number: int) -> str:

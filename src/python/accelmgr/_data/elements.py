@@ -208,7 +208,7 @@ class Elements:
 
     @property
     def more_epochs(self) -> bool:
-        """Whether elements may follow the next None of next(), or the one that it has just returned."""
+        """As Reading.more_epochs."""
         return (
             self._reading.more_epochs if self._reading is not None else self._client is not None and self._client.more
         )

@@ -1,5 +1,5 @@
 # Runs in: the host, which serves elements; the manager, which asks for them.
-"""Datasets that cannot be pickled: read in the host, served to the manager process over a Unix socket.
+"""Datasets that only the host can read: read here, and served to the manager process over a Unix socket.
 
 The manager process asks for one element at a time, by its number, and only if a queue of the session has room for it.
 So the host reads the dataset exactly as far as the session holds elements. It keeps the elements, as bytes, until a
@@ -173,9 +173,9 @@ def _holds_sqlite(dataset: Any) -> bool:
 
 
 OF_THREAD = (
-    "\nThis dataset cannot be pickled, so this process reads it: in a thread of its own, or in the thread that calls "
-    "step(). Open what is bound to a thread where it is used first, in __getitem__() or __iter__() or in the body of "
-    "the generator (for SQLite also: sqlite3.connect(..., check_same_thread=False))"
+    "\nThis process reads the dataset: in a thread of its own, or in the thread that calls step(). Open what is bound "
+    "to a thread where it is used first, in __getitem__() or __iter__() or in the body of the generator (for SQLite "
+    "also: sqlite3.connect(..., check_same_thread=False))"
 )
 
 

@@ -254,7 +254,7 @@ class Reading:
 
     @property
     def more_epochs(self) -> bool:
-        """Whether elements may follow the next None, or the last one if next() has just returned it."""
+        """Whether elements may follow the None that next() has just returned, or else the next None."""
         return self._ended != "" or self._has_epoch(self._epoch + 1)
 
     def _skip_elements(self, count: int, expected: int) -> None:

@@ -294,7 +294,7 @@ class Driver:
         and the end of a `with` block cancel them. Parameters and the optimizer's state change at each sync, so read
         and write them when the steps are over. A step takes what param_groups say when it begins: which step sees a
         change that is made meanwhile is not specified. Settings of torch, and context variables, are those of this
-        call. A dataset that this process reads (a generator) draws from the same random generators as the process does
+        call. A dataset that this process reads (a generator) shares the random generators with all else that draws here
         meanwhile.
 
         After attach() the service makes the steps, all of them with the present param_groups. They go on when this

@@ -42,7 +42,7 @@ class Following:
     ) -> None:
         """others: the dataset, and functions that runners call, by name. fixed: what must not change: parts of a
         DataLoader, which is iterated from its beginning. record: None if there is no model. kept: see Watch.
-        forks: new processes are to begin also for changes of settings and environment that a record cannot say in full.
+        forks: processes are forks, so new ones begin also for settings and variables that a record cannot say in full.
         """
         self._model = model
         self._others = others

@@ -1,5 +1,5 @@
 # Runs in: the host.
-"""Sees the optimizers of this process step, and refuses those that would train a manager's model wrongly, silently."""
+"""Sees the optimizers of this process step. Refuses those that would train a manager's model wrongly, with no error."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ from accelmgr._serialization.origin import is_of_script
 
 OF_TENSORS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 IGNORED = frozenset({"training", "_compiled_call_impl"})
-"""Attributes of a module that change no number, or of which runners are told otherwise."""
+"""Attributes of a module that change no number, or of which runners hear in another way."""
 MOST_ENTRIES = 1000
 """The most entries of a dataset's container that are looked at; of a longer one the length alone is compared."""
 MOST_BYTES = 1 << 20

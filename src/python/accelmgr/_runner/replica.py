@@ -90,8 +90,8 @@ class Change(enum.IntEnum):
     """The loss may depend on other tensors, too."""
 
 
-class Changes:
-    """What the host has published since the processes began: attributes of modules, settings of torch."""
+class Published:
+    """What the host has published since the processes began: attributes of modules, settings of torch, an Order."""
 
     def __init__(self, model: torch.nn.Module, host: int, places: int, calls: str) -> None:
         """host: its pid. places: see Structure. calls: the address of the host's Calls."""
@@ -161,13 +161,13 @@ class Replica:
         collate_fn: Any,
         *,
         autocast: str = "off",
-        changes: Changes | None = None,
+        published: Published | None = None,
         grown: Forms | None = None,
         tell: Callable[[Forms], None] | None = None,
         has_values: bool = True,
         rank: int = 0,
     ) -> None:
-        """changes: what the host changes after the start; None if it does not have the model. grown, tell: see Buffers.
+        """published: None if the host does not have the model. grown, tell: see Buffers.
 
         has_values: False if the parameters get theirs from the host.
         """
@@ -175,10 +175,10 @@ class Replica:
         self._rank = rank
         self._model = model
         self._place = model.place if isinstance(model, Objective) else None
-        self._changes = changes
+        self._published = published
         self._collate_fn = collate_fn or torch.utils.data.default_collate
         self._autocast_dtype = AUTOCAST_DTYPES.get(autocast)
-        self._structure = Structure(model, changes.places if changes is not None else 0)
+        self._structure = Structure(model, published.places if published is not None else 0)
         self._buffers = Buffers(model, grown, tell)
         self._constants = Constants(model)
         self._tell = tell
@@ -262,8 +262,8 @@ class Replica:
             self._gradients.begin_attempt()
 
     def call(self) -> None:
-        assert self._changes is not None
-        self._changes.call()
+        assert self._published is not None
+        self._published.call()
 
     def load_parameters(self) -> None:
         """Nothing is to be done where the model's parameters are the master's."""
@@ -275,7 +275,7 @@ class Replica:
         Returns what is asked of an inner step. Raises ModelError if this replica cannot make it.
         """
         self._follow()
-        order = self._changes.order if self._changes is not None else None
+        order = self._published.order if self._published is not None else None
         if order is None:
             if self._resident is not None:
                 self._leave_home()
@@ -382,8 +382,8 @@ class Replica:
             return Change.NOTHING
         (place, modes), (former, before) = present, self._followed
         made = Change.NOTHING
-        if self._changes is not None and place != former:
-            made = self._changes.make(place, self._buffers.held())
+        if self._published is not None and place != former:
+            made = self._published.make(place, self._buffers.held())
         if modes != before:
             self._structure.follow(modes, before)
             made = Change.TENSORS

@@ -30,9 +30,9 @@ from accelmgr._runner.outputs import Numbers
 from accelmgr._runner.replica import (
     Abandoned,
     Change,
-    Changes,
     Description,
     Field,
+    Published,
     described,
 )
 from accelmgr._serialization.describe import describe
@@ -66,10 +66,10 @@ class CudaReplica(DeviceReplica):
         autocast: str,
         records: bool,
         patience_s: float,
-        changes: Changes | None,
+        published: Published | None,
     ) -> None:
         """records: CUDA graphs. patience_s: a wait for the device that takes longer means that it hangs."""
-        super().__init__(model, collate_fn, cuda.device, autocast, changes)
+        super().__init__(model, collate_fn, cuda.device, autocast, published)
         self._cuda = cuda
         self._patience_s = patience_s
         self._records = records

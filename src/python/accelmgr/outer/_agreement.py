@@ -102,7 +102,7 @@ class Record:
     lacking_in: Ballot = (0, "")
     """The ballot of that proposal."""
     committed: Accepted = ((0, ""), Proposal(0, "", (), (), (0, 0), (0, 0), 0.0, Leases(), (0, "")), "")
-    """What the last round was; in a new lineage one of nothing."""
+    """What decided the last round that the peer has committed; before the first one, an empty proposal."""
     wants: dict[str, str] = dataclasses.field(default_factory=dict)
     """The name under which the peer asks each other peer to publish its state."""
 
@@ -168,7 +168,7 @@ def _is(value: Any, kind: Any) -> bool:
 
 
 def precedence(record: Record) -> tuple[int, int, str]:
-    """Orders lineages: a peer joins one that is smaller than its own."""
+    """Orders records. A peer follows the smallest: that of most rounds, then of most divisions of a swarm."""
     return -record.round, -record.lineage.count("/"), record.lineage
 
 
@@ -307,7 +307,7 @@ class Agreement:
     def advance(self, alive: set[str], late: int, offers_are_late: bool, next_blocks: tuple[int, int]) -> None:
         """Says in the record what follows from all records.
 
-        alive: the other peers that answer. late: how many times as long as an attempt takes the present one has taken.
+        alive: the other peers that answer. late: see Pace.
         offers_are_late: the remaining offers have taken longer to come than offers take. next_blocks: what a proposal
         of this peer says that the round after it averages.
         """
@@ -340,7 +340,7 @@ class Agreement:
             self._change(accepted=(ballot, proposal, mean))
 
     def _lost(self) -> set[str]:
-        """Peers without which everybody has got each other's part of the last proposal.
+        """Whom to leave out, so that all others have got each other's parts of the last proposal.
 
         A peer that gets nobody's bytes lacks all others: it is left out, not they.
         """

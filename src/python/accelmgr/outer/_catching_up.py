@@ -21,7 +21,7 @@ from accelmgr.outer._transport import Absent, Transport
 LEAST_REPLAYED_BYTES = 64 << 20
 ANSWER_S = 10.0
 CARRY_S = 120.0
-"""A mean or a block has come after so long, or the peer starts again."""
+"""The most seconds for which a peer waits for a mean or a block, before it begins to catch up anew."""
 AGAIN_S = 0.1
 
 
@@ -120,7 +120,7 @@ class CatchingUp:
             self._later(self._ended)
 
     def _replay(self, leader: Record, own: Record) -> bool:
-        """Returns whether the leader still has the next round."""
+        """Returns False if the leader has no longer the first round that this peer lacks: then it needs the state."""
         for number in range(own.round + 1, leader.round + 1):
             try:
                 decided = proposal_of(json.loads(self._fetch(f"round/{number}", leader.peer, 0)))

@@ -3,14 +3,14 @@
 
 The memfd has all parameters twice: the change that the host offers, and the outer parameters that it merges.
 
-    host to courier    merged [LINEAGE, ROUND], used: the host has merged that, and used so many elements; the first
-                       message of each courier, with is_first
+    host to courier    merged [LINEAGE, ROUND], used: the host has merged that, and used so many elements. The first
+                       message to each courier has is_first
                        offer [LINEAGE, ROUND], weight, since, used: the change of the next blocks is in the memfd; how
                        many elements the host had used when it began the change, and at its end
     courier to host    status: as Status
                        merge [[BLOCK, TOOK PART], ...], stands [LINEAGE, ROUND], replaces: outer parameters are in the
-                       memfd, and after them the host stands there; as before, if more blocks follow. replaces: it
-                       takes them as they are, because it is new in the swarm
+                       memfd. Where the host stands once it has merged them; if more blocks follow, where it stood
+                       before. replaces: it takes them as they are, because it is new in the swarm
                        beat: it lives; failed TEXT: it cannot start
                        warning TEXT: for the log
 """

@@ -418,7 +418,7 @@ class Courier:
             self._warn(f"the state of {donor.peer} cannot be taken: {error}")
 
     def _is_new(self, lineage: str, number: int) -> bool:
-        """Whether somebody who stands there has been in no round yet: what it has trained alone does not count."""
+        """Whether this is where the peer began, before any round: what it has trained alone does not count."""
         return (lineage, number) == (self._settings.peer, 0)
 
     def _replace(self) -> None:

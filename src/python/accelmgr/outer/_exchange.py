@@ -108,7 +108,7 @@ class Exchange:
         return data
 
     def _from_holder(self) -> bytes | None:
-        """Members that are no voters do not say that they have the mean. So who is no member asks them."""
+        """If no voter says that it has the mean, a peer that is no member asks all members: these may have it, too."""
         is_member = self._peer in self.proposal.members
         for holder in self._holders() or (() if is_member else self.proposal.members):
             with contextlib.suppress(Absent, ValueError):

@@ -58,7 +58,7 @@ class Leases(NamedTuple):
 
 
 def append(given: list[Range], added: Range) -> None:
-    """Ranges that follow each other and were given again become one that has their size, and no elements."""
+    """Adds a range. Neighbours that were given again become one, which says how many elements, but not which."""
     if added.number == AGAIN and given and given[-1].number == AGAIN:
         last = given.pop()
         added = Range(0, last.size + added.size, AGAIN, last.place)
@@ -66,7 +66,7 @@ def append(given: list[Range], added: Range) -> None:
 
 
 def needed(given: list[Range], held: list[tuple[int, int, int]], since: int) -> list[Range]:
-    """Without those that of_lease() and not_of_lease() can do without, for changes that begin at `since` or later."""
+    """The ranges that of_lease() and not_of_lease() still need, for changes that begin at `since` or later."""
     numbers = {number for *_, number in held}
     return [each for each in given if each.number in numbers or each.place + each.size > since]
 

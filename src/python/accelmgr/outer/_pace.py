@@ -29,7 +29,7 @@ class Times:
 
     @property
     def bound(self) -> float:
-        """Twice the median and four times the median distance from it."""
+        """Twice the median plus four times the median distance from it."""
         if len(self._seconds) < 3:
             return self._first_s
         median = statistics.median(self._seconds)
@@ -57,9 +57,9 @@ class Pace:
         self._rates.append(count / seconds)
 
     def late(self) -> int:
-        """How many times as long as an attempt takes the present one has taken.
+        """How many times over the present attempt has used up its time; 0: it is in time.
 
-        After one that was late an attempt may take twice as long.
+        After an attempt that was late, the next one of the round has twice the time.
         """
         record, present = self._agreement.record, self._agreement.present()
         attempt = record.lineage, record.round, record.promised, present

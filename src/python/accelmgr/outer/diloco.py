@@ -85,8 +85,9 @@ class DiLoCo:
         to peers behind routers, and `run-7@p2p` begins such a swarm. After it has joined, a peer needs no particular
         other one.
     every: inner steps from one average of a parameter to its next one.
-    fragment_s: a round averages as many parameters as the link carries in about so many seconds, one after the other:
-        with a fast link all of them, with a slow one a part, each time after its share of `every`, at least one step.
+    fragment_s: a round averages as many parameters as the link carries in about so many seconds: over a fast link all;
+        over a slow one a part, and the next round the part after it. A part with a tenth of all numbers is due
+        after a tenth of `every` steps, and each part after at least one.
     optimizer: makes the outer optimizer of a list of float32 tensors, in the courier; None: SGD with rate 0.7 and
         Nesterov momentum 0.9. It may keep at most three tensors for each parameter.
     mix: how much of the outer parameters a merge takes: 1.0 replaces the inner ones.

@@ -21,13 +21,13 @@ POLL_S = 0.05
 class Leased(torch.utils.data.IterableDataset[Any]):
     """Elements of `dataset` that the swarm leases to this peer: give it to Manager as dataset, and to DiLoCo as `data`.
 
-    Each round says which elements each peer uses next, so no two peers use the same one. What a peer that is gone has
-    not used, or has used for a change that no round has, is leased again. After the last element the first one follows.
-    A peer that has used all it holds, because no round is made, uses that again. The first changes of one that comes
-    back after its elements were leased to others are left out of rounds.
+    Each round says which elements each peer uses next, so no two peers use the same one. When a peer is gone,
+    elements that it has not used are leased again, and so are those of a change that no round has. After the last
+    element the first one follows. A peer that has used all it holds, because no round is made, uses that again. The
+    first changes of one that comes back after its elements were leased to others are left out of rounds.
 
     dataset: the same in all peers, with __len__() and __getitem__(); its order is theirs.
-    hold: how many elements a peer holds after each round, at least those of two rounds.
+    hold: how many elements a peer holds after each round. Make it at least as many as it uses in two rounds.
 
     Raises ConfigError: hold is not positive, or there is no element.
     """
