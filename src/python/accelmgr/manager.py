@@ -24,6 +24,7 @@ from accelmgr._host.following import Following
 from accelmgr._host.inner import Standing
 from accelmgr._host.inner_driver import InnerDriver
 from accelmgr._host.weights import Files, Weights, made_empty
+from accelmgr._model import aliases
 from accelmgr._model.objective import Extra, Loss, made_whole, whole
 from accelmgr._model.session_tensors import named_leaves
 from accelmgr._process.child import embed
@@ -309,6 +310,8 @@ class Manager(InnerDriver):
 
     def _start_with(self, method: str, command: list[str]) -> None:
         unstarted = self._handle
+        if self._model is not None:
+            aliases.find(self._model, [leaf for _, leaf in named_leaves(self._model)])
         try:
             constants = unstarted.device == "cpu" and unstarted.protects_parameters
             settings = self._delivery.begin(method, self, constants) + self._of_loader
@@ -327,6 +330,8 @@ class Manager(InnerDriver):
                 self._binding = None
             self._handle = unstarted
             self._delivery.close()
+            aliases.follow(self._model)
+            aliases.forget(self._model)
             raise
         try:
             if self._has_begun(method):
@@ -340,6 +345,7 @@ class Manager(InnerDriver):
 
     def _has_begun(self, method: str) -> bool:
         """Completes a start. False: other processes are to begin, because the checkpoint has more than was expected."""
+        aliases.forget(self._model)
         self._bound.started()
         if self._is_shared:
             self._handle.share_with_children()
@@ -378,6 +384,7 @@ class Manager(InnerDriver):
         )
         self._binding.bind(needs_values, self._weights)
         self._weights = None
+        aliases.follow(self._model)
         self._delivery.release_values()
 
     def _makes_room(self) -> bool:
@@ -544,6 +551,7 @@ class Manager(InnerDriver):
         self._bound.check()
         self._bound.check_buffers()
         self._delivery.refresh()
+        self._bound.find_aliases()
         before = self.counts().manager_pid
         try:
             with self._waiting():
@@ -552,6 +560,7 @@ class Manager(InnerDriver):
             self._waits_no_more()
             if self.counts().manager_pid != before:  # Also if a signal handler has raised since.
                 self._is_refreshing = False
+                aliases.forget(self._model)
                 self._bound.begin_again()
                 if self._following is not None:
                     self._following.begin()

@@ -20,6 +20,7 @@ from accelmgr._host.optimizers import check_kind
 from accelmgr._host.weights import Weights
 from accelmgr._memory.placement import private_copies
 from accelmgr._memory.tensors import addressed, named_tensors
+from accelmgr._model import aliases
 from accelmgr._model.constants import CHANGES, Constants
 from accelmgr._model.session_tensors import leaves_of, named_leaves
 from accelmgr.errors import ModelError, UsageError
@@ -73,10 +74,18 @@ class Binding:
         The gradients are the former ones if the start has failed. May be called again after an exception.
         """
         gradients = self._former_gradients or self.master.own_gradients()
+        self.find_aliases()
         copies = private_copies([leaf.data for leaf in self._leaves], expanded=True)
         # No signal handler raises in map(): tensors that share memory go on sharing it.
         list(map(setattr, self._leaves, itertools.repeat("data"), copies))
         list(map(setattr, self._leaves, itertools.repeat("grad"), gradients))
+        aliases.follow(self._model)
+        aliases.forget(self._model)
+
+    def find_aliases(self) -> None:
+        """See aliases.find()."""
+        if self._model is not None:
+            aliases.find(self._model, self._leaves, [tensor for _, tensor in self.master.parameters])
 
     def started(self) -> None:
         """From now on changes of the model are found."""

@@ -62,7 +62,7 @@ class Following:
         self._environment = dict(os.environb)
         if self._record is not None:
             self._record.clear()
-        self._watch = Watch(self._model, self._others, self._kept)
+        self._watch = Watch(self._model, self._others, self._kept, self._forks)
 
     def look(self) -> str:
         """Publishes what a record can say. Returns what else has changed, in words; empty if nothing has.

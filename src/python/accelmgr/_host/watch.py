@@ -27,6 +27,7 @@ import torch
 from accelmgr import _native
 from accelmgr._changes.grown_buffers import Forms
 from accelmgr._changes.kept_attributes import are_kept
+from accelmgr._model.aliases import storage_of
 from accelmgr._model.session_tensors import named_leaves
 from accelmgr._serialization.origin import is_of_script
 
@@ -124,6 +125,10 @@ def _version_of(tensor: torch.Tensor) -> int:
     return tensor._version
 
 
+def _is_in(storages: set[int], tensor: torch.Tensor) -> bool:
+    return bool(storages) and tensor.layout == torch.strided and storage_of(tensor) in storages
+
+
 @dataclasses.dataclass
 class Found:
     """What has changed."""
@@ -135,9 +140,11 @@ class Found:
 
 
 class Watch:
-    def __init__(self, model: torch.nn.Module | None, others: dict[str, Any], kept: Forms | None = None) -> None:
+    def __init__(
+        self, model: torch.nn.Module | None, others: dict[str, Any], kept: Forms | None = None, follow: bool = False
+    ) -> None:
         """others: dataset, collate_fn and the like, by name. kept: forms of attributes of modules. While an attribute
-        has this form, it is told as buffers are."""
+        has this form, it is told as buffers are. follow: tensors in the memory of parameters are so in runners, too."""
         self._kept = kept or {}
         self._snapshot = _native.Snapshot()
         self._what: list[str] = []
@@ -150,11 +157,14 @@ class Watch:
         """Entries that are containers of values: path of the module, name of its attribute, and the container."""
         self._seen: set[int] = set()
         self._known: set[int] = set()
+        self._followed: set[int] = set()
+        """The memory of parameters; see aliases.py."""
         self._paths: dict[int, str] = {}
         self._follow_long = True
         if model is not None:
             leaves = [leaf for _, leaf in named_leaves(model)]  # Also what is inside quantized parameters.
             self._known = set(map(id, (*model.parameters(), *leaves, *model.buffers())))
+            self._followed = set(map(storage_of, leaves)) if follow else set()
             self._paths = {id(module): path for path, module in model.named_modules()}
             self._walk("model", model)
             for name in vars(torch.nn.modules.module):
@@ -250,7 +260,8 @@ class Watch:
         return self._visit_object(path, value)
 
     def _visit_tensor(self, path: str, value: torch.Tensor) -> list[tuple[str, Any]]:
-        if id(value) not in self._known and _version_of(value) >= 0:
+        is_followed = id(value) in self._known or (type(value) is torch.Tensor and _is_in(self._followed, value))
+        if not is_followed and _version_of(value) >= 0:
             self._entry(path, self._snapshot.add_attribute(value, "_version"))
         found = []
         for name in OF_TENSORS if value.requires_grad or id(value) in self._known else ():

@@ -16,7 +16,7 @@ import torch
 from accelmgr import _native
 from accelmgr._memory.tensors import order_of, ordered, tensor_over, unfilled
 from accelmgr._runner.gradient_hooks import Kept, put_back, set_aside
-from accelmgr._runner.replica import Abandoned, Field, Published, Replica
+from accelmgr._runner.replica import Abandoned, Field, HostChanges, Replica
 from accelmgr._updates.joint_update import Place
 from accelmgr.errors import ConfigError, DeviceError, ModelError
 
@@ -130,9 +130,9 @@ class DeviceReplica(Replica):
     """A replica on a device. Buffers exist twice: the model's on the device, the session's on the CPU."""
 
     def __init__(
-        self, model: torch.nn.Module, collate_fn: Any, device: torch.device, autocast: str, published: Published | None
+        self, model: torch.nn.Module, collate_fn: Any, device: torch.device, autocast: str, changes: HostChanges | None
     ) -> None:
-        super().__init__(model, collate_fn, autocast=autocast, published=published)
+        super().__init__(model, collate_fn, autocast=autocast, changes=changes)
         self._device = device
         self._device_type = device.type
         self._left = False  # The attempt is over; the device may still compute it.
@@ -208,10 +208,10 @@ class ThreadReplica(DeviceReplica):
         *,
         autocast: str,
         patience_s: float,
-        published: Published | None,
+        changes: HostChanges | None,
     ) -> None:
         """patience_s: more than any work with the device takes."""
-        super().__init__(model, collate_fn, device, autocast, published)
+        super().__init__(model, collate_fn, device, autocast, changes)
         self._thread = DeviceThread(patience_s)
         self._master: list[torch.Tensor] = []
         self._own_buffers = list(self._buffers.originals)  # On the device from bind() on.

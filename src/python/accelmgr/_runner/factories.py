@@ -26,7 +26,7 @@ from accelmgr._process import torch_settings
 from accelmgr._runner import cuda as _cuda
 from accelmgr._runner import xla
 from accelmgr._runner.received import Received
-from accelmgr._runner.replica import Published, Replica, check_autocast, prepare_runner
+from accelmgr._runner.replica import HostChanges, Replica, check_autocast, prepare_runner
 from accelmgr._runner.replica_accelerator import AcceleratorReplica, check_build, open_device
 from accelmgr._runner.replica_cuda import CudaReplica
 from accelmgr._runner.replica_xla import XlaReplica
@@ -112,7 +112,7 @@ def make_replica(settings: _native.ReplicaSettings) -> Replica:
     computes = rank >= 0
     if computes:
         prepare_runner(settings.threads, settings.shares_cores, settings.deterministic)
-    published: Published | None = None
+    changes: HostChanges | None = None
     grown: Forms | None = None
     needed: Callable[[Forms], None] | None = None
     has_values = True
@@ -128,12 +128,12 @@ def make_replica(settings: _native.ReplicaSettings) -> Replica:
         has_values = False
         if computes:
             told = received.options
-            published = Published(model, told["host"], told["places"], told["calls"])
+            changes = HostChanges(model, told["host"], told["places"], told["calls"])
     if not computes:
         {"cuda": _cuda.check_build, "accelerator": check_build}.get(device, lambda: None)()
     if device != "cpu" and computes:
         check_plain(model, device)
-    common: dict[str, Any] = {"autocast": autocast, "published": published}
+    common: dict[str, Any] = {"autocast": autocast, "changes": changes}
     if device == "cpu" or not computes:
         if computes:
             check_autocast(autocast, torch.device("cpu"))

@@ -28,6 +28,7 @@ from accelmgr._data.elements import PICKLED, collated, mapped, restore_structure
 from accelmgr._data.long_elements import element_in
 from accelmgr._data.reading import seed_generators
 from accelmgr._memory.tensors import dense_over, dtype_name, tensor_over
+from accelmgr._model import aliases
 from accelmgr._model.constants import CHANGES, Constants
 from accelmgr._model.objective import Objective, call
 from accelmgr._model.session_tensors import named_leaves
@@ -90,7 +91,7 @@ class Change(enum.IntEnum):
     """The loss may depend on other tensors, too."""
 
 
-class Published:
+class HostChanges:
     """What the host has published since the processes began: attributes of modules, settings of torch, an Order."""
 
     def __init__(self, model: torch.nn.Module, host: int, places: int, calls: str) -> None:
@@ -161,13 +162,13 @@ class Replica:
         collate_fn: Any,
         *,
         autocast: str = "off",
-        published: Published | None = None,
+        changes: HostChanges | None = None,
         grown: Forms | None = None,
         tell: Callable[[Forms], None] | None = None,
         has_values: bool = True,
         rank: int = 0,
     ) -> None:
-        """published: None if the host does not have the model. grown, tell: see Buffers.
+        """changes: what the host changes after the start; None if it does not have the model. grown, tell: see Buffers.
 
         has_values: False if the parameters get theirs from the host.
         """
@@ -175,10 +176,10 @@ class Replica:
         self._rank = rank
         self._model = model
         self._place = model.place if isinstance(model, Objective) else None
-        self._published = published
+        self._changes = changes
         self._collate_fn = collate_fn or torch.utils.data.default_collate
         self._autocast_dtype = AUTOCAST_DTYPES.get(autocast)
-        self._structure = Structure(model, published.places if published is not None else 0)
+        self._structure = Structure(model, changes.places if changes is not None else 0)
         self._buffers = Buffers(model, grown, tell)
         self._constants = Constants(model)
         self._tell = tell
@@ -262,8 +263,8 @@ class Replica:
             self._gradients.begin_attempt()
 
     def call(self) -> None:
-        assert self._published is not None
-        self._published.call()
+        assert self._changes is not None
+        self._changes.call()
 
     def load_parameters(self) -> None:
         """Nothing is to be done where the model's parameters are the master's."""
@@ -275,7 +276,7 @@ class Replica:
         Returns what is asked of an inner step. Raises ModelError if this replica cannot make it.
         """
         self._follow()
-        order = self._published.order if self._published is not None else None
+        order = self._changes.order if self._changes is not None else None
         if order is None:
             if self._resident is not None:
                 self._leave_home()
@@ -323,12 +324,16 @@ class Replica:
             for parameter, (memory, dtype, strides) in zip(self._parameters, self._places, strict=True):
                 if id(parameter) in trained:
                     parameter.data = tensor_over(memory, dtype, parameter.shape, strides).clone()
-        self._addresses = list(map(_address, self._parameters))
+        self._have_moved()
 
     def _leave_home(self) -> None:
         """Makes the model's parameters the master's again."""
         for parameter, (memory, dtype, strides) in zip(self._parameters, self._places, strict=True):
             parameter.data = tensor_over(memory, dtype, parameter.shape, strides)
+        self._have_moved()
+
+    def _have_moved(self) -> None:
+        aliases.follow(self._model)
         self._addresses = list(map(_address, self._parameters))
 
     def apply(self, gradients: list[Place | None], scale: float) -> float:
@@ -382,8 +387,8 @@ class Replica:
             return Change.NOTHING
         (place, modes), (former, before) = present, self._followed
         made = Change.NOTHING
-        if self._published is not None and place != former:
-            made = self._published.make(place, self._buffers.held())
+        if self._changes is not None and place != former:
+            made = self._changes.make(place, self._buffers.held())
         if modes != before:
             self._structure.follow(modes, before)
             made = Change.TENSORS

@@ -32,7 +32,7 @@ from accelmgr._runner.replica import (
     Change,
     Description,
     Field,
-    Published,
+    HostChanges,
     described,
 )
 from accelmgr._serialization.describe import describe
@@ -66,10 +66,10 @@ class CudaReplica(DeviceReplica):
         autocast: str,
         records: bool,
         patience_s: float,
-        published: Published | None,
+        changes: HostChanges | None,
     ) -> None:
         """records: CUDA graphs. patience_s: a wait for the device that takes longer means that it hangs."""
-        super().__init__(model, collate_fn, cuda.device, autocast, published)
+        super().__init__(model, collate_fn, cuda.device, autocast, changes)
         self._cuda = cuda
         self._patience_s = patience_s
         self._records = records

@@ -26,7 +26,7 @@ import torch.utils.dlpack
 
 from accelmgr._memory.tensors import unfilled
 from accelmgr._runner.device import ThreadReplica
-from accelmgr._runner.replica import Published
+from accelmgr._runner.replica import HostChanges
 from accelmgr.errors import ModelError
 
 _FAILURE = re.compile(
@@ -57,10 +57,10 @@ class XlaReplica(ThreadReplica):
         autocast: str,
         accumulates: bool,
         patience_s: float,
-        published: Published | None,
+        changes: HostChanges | None,
     ) -> None:
         """accumulates: a step has several micro-batches."""
-        super().__init__(model, collate_fn, device, autocast=autocast, patience_s=patience_s, published=published)
+        super().__init__(model, collate_fn, device, autocast=autocast, patience_s=patience_s, changes=changes)
         self._xla: Any = importlib.import_module("torch_xla")
         self._xla_model: Any = importlib.import_module("torch_xla.core.xla_model")
         self._is_cpu = self._xla.runtime.device_type() == "CPU"
