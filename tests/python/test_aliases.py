@@ -209,4 +209,8 @@ def test_without_any_nothing_is_looked_through(monkeypatch: pytest.MonkeyPatch) 
     calls: list[int] = []
     monkeypatch.setattr("gc.get_objects", lambda: calls.append(1) or [])
     trained(Net(), 2)
+    model = Net()
+    with accelmgr.Manager(model, ELEMENTS, nprocs=1, batch_size_per_device=4) as manager:
+        list(manager.steps(2, optimizer=torch.optim.SGD(model.parameters(), 0.01)))
+        manager.refresh()
     assert calls == []

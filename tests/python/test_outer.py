@@ -21,7 +21,7 @@ from torch import nn
 import accelmgr
 import accelmgr.outer
 from accelmgr.outer import diloco
-from accelmgr.outer._agreement import Record
+from accelmgr.outer._record import Record
 
 BOUND_S = 120
 EVERY = 3

@@ -12,8 +12,9 @@ import random
 import pytest
 
 from accelmgr.outer import _pace
-from accelmgr.outer._agreement import Accepted, Agreement, Proposal, Record, quorum
+from accelmgr.outer._agreement import Agreement, quorum
 from accelmgr.outer._leases import Leases
+from accelmgr.outer._record import Accepted, Proposal, Record
 
 ALL = (0, 1)
 

@@ -12,8 +12,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from accelmgr.outer._agreement import Accepted, Agreement, Record, proposal_of
+from accelmgr.outer._agreement import Agreement
 from accelmgr.outer._exchange import digest_of
+from accelmgr.outer._record import Accepted, Record, proposal_of
 from accelmgr.outer._state import State
 from accelmgr.outer._state import digest_of as digest_of_hashes
 from accelmgr.outer._transport import Absent, Transport

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from accelmgr.outer._agreement import Accepted, Agreement, Proposal, Record, precedence
+from accelmgr.outer._agreement import Agreement, precedence
 from accelmgr.outer._catching_up import CARRY_S, CatchingUp
 from accelmgr.outer._channel import Channel, Given, Numbers, Range, Status
 from accelmgr.outer._exchange import Cancelled, Exchange, decoded, digest_of
@@ -32,6 +32,7 @@ from accelmgr.outer._folder import Folder
 from accelmgr.outer._http import Http
 from accelmgr.outer._leases import AGAIN, FIRST, Leases, append, needed, not_of_lease, of_lease
 from accelmgr.outer._pace import Pace
+from accelmgr.outer._record import Accepted, Proposal, Record
 from accelmgr.outer._state import State
 from accelmgr.outer._transport import Absent, Refused, Sealed, Transport
 

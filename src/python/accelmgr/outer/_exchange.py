@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 import torch
 
-from accelmgr.outer._agreement import Proposal
 from accelmgr.outer._payload import decode, encode, part_of
+from accelmgr.outer._record import Proposal
 from accelmgr.outer._transport import Absent, Transport
 
 POLL_S = 0.5
