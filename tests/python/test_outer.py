@@ -467,3 +467,17 @@ def test_what_cannot_be_is_refused_with_its_name(options: dict[str, object], key
         with pytest.raises(accelmgr.ConfigError) as caught:
             accelmgr.outer.DiLoCo(manager, **{"swarm": f"run@{tmp_path}", "every": 1, **options})  # type: ignore[arg-type]
         assert caught.value.key == key
+
+
+def test_what_was_offered_when_the_swarm_was_divided_is_offered_again(tmp_path: pathlib.Path) -> None:
+    with swarm_of(lambda: Peer(0, f"run@{tmp_path}")) as (peer,):
+        wait_until([peer], lambda: all_ready([peer]))
+        outer = peer.outer
+        for _ in range(EVERY):
+            peer.step()
+        weight = outer._offered_counts["weight"]
+        assert outer._offered is not None and outer._sum == 0
+        peer.step()
+        outer._merge({"merge": [], "stands": ["another", 0], "replaces": False})
+        assert outer._offered is None
+        assert outer._sum == weight + 4 and outer._since == 0 and outer._steps >= outer._due_steps

@@ -12,7 +12,7 @@ import random
 import pytest
 
 from accelmgr.outer import _pace
-from accelmgr.outer._agreement import Agreement, quorum
+from accelmgr.outer._agreement import Agreement, precedence, quorum
 from accelmgr.outer._leases import Leases
 from accelmgr.outer._record import Accepted, Proposal, Record
 
@@ -191,16 +191,24 @@ def test_a_record_is_what_it_was_after_its_way_and_nonsense_is_refused() -> None
 def test_who_reaches_nobody_is_left_out_and_not_all_others() -> None:
     ballot = (0, "p0")
     proposal = Proposal(2, "p0", tuple("abcd"), (1.0,) * 4, ALL, ALL, 4.0, Leases(), ballot)
-    for lacking, lost in (
-        ({"d": "abc"}, {"d"}),
-        ({"a": "d", "b": "d", "c": "d", "d": "abc"}, {"d"}),
-        ({"a": "b"}, {"b"}),
-        ({"a": "b", "b": "a", "c": "d"}, {"b", "d"}),
-        ({"a": "a"}, {"a"}),
-        ({}, set()),
-    ):
+    cases: list[tuple[dict[str, str], dict[str, str], set[str]]] = [
+        ({"d": "abc"}, {}, {"d"}),
+        ({"a": "d", "b": "d", "c": "d", "d": "abc"}, {}, {"d"}),
+        ({"a": "b"}, {}, {"b"}),
+        ({"a": "b", "b": "a", "c": "d"}, {}, {"b", "d"}),
+        ({"a": "a"}, {}, {"a"}),
+        ({}, {}, set()),
+        ({"b": "d", "c": "d"}, {"a": "bc"}, {"d"}),  # They are slow because they wait for it.
+        ({}, {"a": "b", "c": "b"}, {"b"}),
+    ]
+    for lacking, means, lost in cases:
         records = [Record(peer, 1, "", "p0", 1, ("a",), lacking_in=ballot) for peer in "abcd"]
-        records = [dataclasses.replace(each, lacking=tuple(lacking.get(each.peer, ""))) for each in records]  # type: ignore[attr-defined]
+        records = [
+            dataclasses.replace(
+                each, lacking=tuple(lacking.get(each.peer, "")), lacking_means=tuple(means.get(each.peer, ""))
+            )
+            for each in records
+        ]
         agreement = Agreement(dataclasses.replace(records[0], proposal=(ballot, proposal)))
         for each in records[1:]:
             agreement.hear(each)
@@ -243,3 +251,62 @@ def test_each_attempt_may_take_twice_as_long(monkeypatch: pytest.MonkeyPatch) ->
     assert pace.late() == 0
     now[0] += 161
     assert pace.late() == 1
+
+
+def swarm_of(links: dict[str, str], min_peers: int | None) -> dict[str, Agreement]:
+    """Peers that have made a round together, each of which hears those in `links` alone."""
+    names = tuple(links)
+    return {
+        name: Agreement(Record(name, 0, "", "p0", 1, names, "digest 1", ALL, promised=(0, names[1])), min_peers)
+        for name in names
+    }
+
+
+def test_who_hears_few_of_many_does_not_divide_the_swarm() -> None:
+    """It did, again and again: the others followed it, and no round was made any more."""
+    links = {"a": "bcd", "b": "acd", "c": "abd", "d": "abce", "e": "d"}
+    peers = swarm_of(links, 2)
+    for _ in range(2):
+        for name, peer in peers.items():
+            peer.say_quorum(set(links[name]))
+            for other in links[name]:
+                peer.hear(peers[other].record)
+    assert not peers["e"].has_quorum({"d"})
+    assert all(peer.hears_of_quorum(set(links[name])) for name, peer in peers.items())
+    peers["d"].say_quorum({"e"})
+    peers["e"].hear(peers["d"].record)
+    assert not peers["e"].hears_of_quorum({"d"})  # Now both are cut off.
+
+
+def test_the_name_of_a_swarm_that_is_divided_again_and_again_has_an_end() -> None:
+    peer = swarm_of({"a": "", "b": ""}, 2)["a"]
+    for number in range(1, 3000):
+        before = peer.record
+        peer.split()
+        assert len(peer.record.lineage) <= 3100 and peer.record.lineage.count("/") == number
+        assert precedence(peer.record) < precedence(before)
+        Record.of_bytes(peer.record.as_bytes())
+
+
+def test_two_peers_with_different_digests_take_one_of_them() -> None:
+    peers = swarm_of({"a": "b", "b": "a"}, None)
+    peers["b"].record = dataclasses.replace(peers["b"].record, digest="digest 0")
+    for name, other in (("a", "b"), ("b", "a")):
+        peers[name].hear(peers[other].record)
+    assert peers["a"].ahead({"b"}) == peers["b"].record
+    assert peers["b"].ahead({"a"}) is None
+    assert peers["a"].ahead(set()) is None
+
+
+def test_two_peers_of_which_one_fails_do_not_try_without_a_pause() -> None:
+    """There is no round without it: attempts follow each other as those do that are late."""
+    peers = swarm_of({"a": "b", "b": "a"}, None)
+    for number in range(100):
+        for name, other in (("a", "b"), ("b", "a")):
+            peers[name].hear(peers[other].record)
+            if peers[name].record.offer is None:
+                peers[name].offer(1.0)
+            peers[name].advance({other}, 0, True, ALL)
+            if name == "a" and number > 10:
+                peers["a"].lack("a")
+    assert peers["a"].record.promised[0] == 0

@@ -86,7 +86,7 @@ class Life:
     def __init__(self, transport: Folder, fault: Fault) -> None:
         self._transport, self._fault = transport, fault
         self.is_dead = False
-        self.is_silent = self.hears_no_mean = False
+        self.is_silent = self.hears_no_mean = self.lists_nobody = False
 
     def meet(self, call: str, halfway: Callable[[], object] = lambda: None) -> None:
         if self.is_dead:
@@ -127,6 +127,8 @@ class Life:
         return value
 
     def peers(self) -> set[str]:
+        if self.lists_nobody:
+            raise OSError(107, "Transport endpoint is not connected")
         return self._transport.peers()
 
     def places(self) -> dict[str, str]:
@@ -509,6 +511,66 @@ def test_a_peer_takes_the_state_if_nobody_has_the_mean_of_the_last_round_any_mor
         swarm.until(lambda: behind.status.round == first.status.round == second.status.round)
         behind.life.hears_no_mean = first.is_busy = second.is_busy = False
         swarm.check_after(max(host.status.round for host in swarm.hosts))
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_folder_that_is_away_for_a_moment_is_heard_again(tmp_path: pathlib.Path) -> None:
+    with three_peers(tmp_path) as swarm:
+        lives = [host.life for host in swarm.hosts]
+        couriers = [host.courier for host in swarm.hosts if host.courier is not None]
+        for life in lives:
+            life.lists_nobody = True
+        swarm.until(lambda: not any(courier._followed for courier in couriers))
+        for life in lives:
+            life.lists_nobody = False
+        swarm.check_after(max(host.status.round for host in swarm.hosts))
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_round_that_one_courier_has_accepted_goes_on_when_it_was_killed_and_others_are_gone(
+    tmp_path: pathlib.Path,
+) -> None:
+    """Nobody else had the mean, and what one member had changed was lost with it: no other round could follow."""
+    with three_peers(tmp_path) as swarm:
+        first, second, third = swarm.hosts
+        second.life.hears_no_mean = True
+        swarm.until(
+            lambda: (
+                first.courier is not None
+                and (accepted := first.courier._agreement.record.accepted) is not None
+                and third.courier is not None
+                and third.courier._agreement.record.accepted == accepted
+            )
+        )
+        third.life.is_dead = first.life.is_dead = third.is_gone = True
+        first.fault.kind = "bytes lost"
+        shutil.rmtree(tmp_path / "run" / "p2", ignore_errors=True)
+        second.life.hears_no_mean = False
+        swarm.check_after(max(host.status.round for host in swarm.living))
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_courier_that_takes_over_merges_the_blocks_of_the_last_round_alone(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was changed in the others is in no round yet."""
+
+    def next_blocks(pace: _pace.Pace) -> tuple[int, int]:
+        first = pace._agreement.record.round % 2
+        return first, first + 1
+
+    monkeypatch.setattr(_pace.Pace, "next_blocks", next_blocks)
+    with three_peers(tmp_path) as swarm:
+        courier = swarm.hosts[0].courier
+        assert courier is not None
+    for host in swarm.hosts:
+        assert not host.thread.is_alive()
+    record = courier._agreement.record
+    blocks = record.committed[1].blocks
+    assert blocks[1] - blocks[0] == 1
+    courier._dirty = {}
+    courier._told({"merged": [record.lineage, record.round - 1], "used": 0, "is_first": True})
+    assert courier._dirty == {blocks[0]: True}
 
 
 @pytest.mark.usefixtures("quick")

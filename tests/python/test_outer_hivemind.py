@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import pathlib
@@ -20,7 +21,7 @@ from launching import kill
 from test_outer import BOUND_S, WHOLE, Peer, make_round, make_round_of_all, meet, simulated, swarm_of, wait_until
 
 import accelmgr
-from accelmgr.outer._transport import Absent, Refused
+from accelmgr.outer._transport import FORGET_S, Absent, Refused
 
 pytest.importorskip("hivemind", reason="the optional extra accelmgr[hivemind] is not installed")
 from accelmgr.outer._hivemind import ANSWER_S, Hivemind
@@ -158,12 +159,23 @@ def test_values_of_any_length_pass_and_the_known_one_is_not_sent_again(one: Hive
     assert absent.value.is_gone
 
 
-def test_who_has_another_secret_reads_nothing(one: Hivemind) -> None:
+def test_who_has_another_secret_reads_nothing_and_is_not_listed(one: Hivemind) -> None:
     one.publish("key", b"value")
+
+    def listed() -> set[str]:
+        found = asyncio.run_coroutine_threadsafe(one._node.get(one._table_key, latest=True), one._loop).result()
+        return set(found.value)
+
     with transport_of("two", one, "another") as two:
-        knows(two, "one")
+        two._places["one"] = one.address()
         with pytest.raises(Refused, match="secret"):
             two.fetch("key", "one", in_time())
+        assert listed() == {"one"}
+        two._node.protocol.record_validator = None  # As any node of hivemind.
+        for name, place in (("three", two.address()), ("one", two.address()), ("four", 17)):
+            store = two._node.store(two._table_key, place, time.time() + 2 * FORGET_S, subkey=name)
+            asyncio.run_coroutine_threadsafe(store, two._loop).result()
+        assert listed() == {"one"}
 
 
 def test_a_peer_that_stops_or_dies_is_gone_in_time_and_leaves_no_process(one: Hivemind) -> None:

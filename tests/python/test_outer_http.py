@@ -6,6 +6,7 @@ import contextlib
 import http.server
 import os
 import pathlib
+import socketserver
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -110,11 +111,56 @@ def test_a_folder_forgets_who_was_switched_off_long_ago(tmp_path: pathlib.Path) 
     one, gone = (Folder(tmp_path, "run", name) for name in ("one", "gone"))
     gone.publish("record", b"old")
     one.publish("record", b"new")
-    os.utime(tmp_path / "run" / "gone", (0, 0))
+    results = tmp_path / "run" / "results"  # Somebody's, and old.
+    results.mkdir()
+    os.utime(results, (0, 0))
+    assert one.peers() == {"gone"}
+    os.utime(tmp_path / "run" / "gone" / "record", (0, 0))
     assert not one.peers()
-    assert not (tmp_path / "run" / "gone").exists()
+    assert not (tmp_path / "run" / "gone").exists() and results.exists()
     gone.publish("record", b"newer")  # It was stopped.
     assert fetch(one, "record", "gone") == b"newer"
+
+
+def test_a_large_value_is_sent_in_pieces_each_of_which_may_take_its_time(
+    monkeypatch: pytest.MonkeyPatch, noted: threading.Condition
+) -> None:
+    sizes: list[int] = []
+    write = socketserver._SocketWriter.write
+    monkeypatch.setattr(
+        socketserver._SocketWriter, "write", lambda self, data: sizes.append(len(data)) or write(self, data)
+    )
+    with peers("one", "other") as (one, other):
+        wait_until(noted, lambda: other.peers() == {"one"})
+        one.publish("key", value := os.urandom(3_500_000))
+        assert fetch(other, "key", "one") == value
+    assert max(sizes) == 1 << 20
+
+
+def test_two_halves_that_have_forgotten_each_other_meet_again(
+    monkeypatch: pytest.MonkeyPatch, noted: threading.Condition
+) -> None:
+    monkeypatch.setattr(_http, "LOOK_S", 0.02)
+    monkeypatch.setattr(_http, "FORGET_S", 0.5)
+    ask, is_cut = Http._ask, threading.Event()
+
+    def ask_or_fail(self: Http, address: str, *arguments: Any) -> tuple[int, bytes]:
+        if is_cut.is_set() and address != sides[self]:
+            raise ConnectionError
+        return ask(self, address, *arguments)
+
+    monkeypatch.setattr(Http, "_ask", ask_or_fail)
+    sides: dict[Http, str] = {}
+    with peers("a", "b", "c", "d") as made:
+        for peer, other in ((0, 1), (1, 0), (2, 3), (3, 2)):
+            sides[made[peer]] = made[other].address()
+        wait_until(noted, lambda: all(len(peer.peers()) == 3 for peer in made))
+        for peer in made:
+            peer._seeds.clear()  # The first one's machine has another address now.
+        is_cut.set()
+        wait_until(noted, lambda: all(len(peer.peers()) == 1 for peer in made))
+        is_cut.clear()
+        wait_until(noted, lambda: all(len(peer.peers()) == 3 for peer in made))
 
 
 def test_a_peer_that_has_been_gone_for_long_is_forgotten_by_all(

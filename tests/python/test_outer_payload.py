@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import pathlib
 import time
@@ -134,3 +135,23 @@ def test_a_value_of_another_key_or_peer_is_refused(tmp_path: pathlib.Path) -> No
     for reader, key, peer in ((other, "mean", "one"), (one, "record", "other")):
         with pytest.raises(Absent, match="seal"):
             reader.fetch(key, peer, time.monotonic())
+
+
+def test_what_one_call_reads_in_part_is_read_to_its_end(memfd: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No call reads 2 GiB."""
+    state = state_over(memfd)
+    mean = os.urandom(5000)
+    state.keep_mean(mean)
+    blocks = [state.block(index) for index in range(len(SHAPES))]
+    read = os.pread
+    monkeypatch.setattr(os, "pread", lambda fd, length, place: read(fd, min(length, 1000), place))
+    other = state_over(memfd)
+    assert [other.block(index) for index in range(len(SHAPES))] == blocks
+    assert other.hashes == state.hashes
+    assert other.mean() == mean
+
+
+def test_a_value_of_more_than_two_gib_has_a_seal(tmp_path: pathlib.Path) -> None:
+    sealed = Sealed(Folder(tmp_path, "run", "one"), "one", "run", "secret")
+    with mmap.mmap(-1, (1 << 31) + 1, prot=mmap.PROT_READ) as zeros:  # It takes no memory.
+        assert len(sealed._seal("one", "key", zeros)) == 32  # type: ignore[arg-type]

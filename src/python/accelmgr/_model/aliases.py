@@ -49,10 +49,10 @@ def find(model: torch.nn.Module, leaves: Sequence[torch.Tensor], known: Iterable
     others = {id(tensor): tensor for tensor in known} | on_cpu
     users = Counter(map(storage_of, others.values()))
     shared: dict[int, list[torch.Tensor]] = {}
+    of_count = _users(torch.empty(1)) - 1
     for leaf in on_cpu.values():
-        storage = leaf.untyped_storage()  # A user, too.
-        if torch._C._storage_Use_Count(storage._cdata) > users[storage._cdata] + 1:
-            shared.setdefault(storage._cdata, []).append(leaf)
+        if _users(leaf) - of_count > users[storage_of(leaf)]:
+            shared.setdefault(storage_of(leaf), []).append(leaf)
     found = _found.setdefault(model, [])
     before = {id(alias.tensor) for alias in found}  # Of a call that a signal handler has cut short.
     if not shared:
@@ -66,6 +66,12 @@ def find(model: torch.nn.Module, leaves: Sequence[torch.Tensor], known: Iterable
                     continue
                 if sharing:
                     found.extend(_alias_of(each, sharing))
+
+
+def _users(tensor: torch.Tensor) -> int:
+    """How many use its memory, this function included."""
+    storage = tensor.untyped_storage()
+    return torch._C._storage_Use_Count(storage._cdata)
 
 
 def _is_dense(leaf: torch.Tensor) -> bool:

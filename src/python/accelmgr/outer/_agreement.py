@@ -23,6 +23,9 @@ from typing import Any
 
 from accelmgr.outer._record import Accepted, Ballot, Proposal, Record
 
+MOST_LINEAGE = 1000
+"""Characters, as long as there were fewer divisions than that."""
+
 
 def precedence(record: Record) -> tuple[int, int, str]:
     """Orders records. A peer follows the smallest: that of most rounds, then of most divisions of a swarm."""
@@ -70,13 +73,15 @@ class Agreement:
         if elements != self.record.dropped:
             self._change(dropped=elements)
 
-    def lack(self, peer: str) -> None:
-        """Says that the peer's part of the present proposal does not come."""
+    def lack(self, peer: str, of_mean: bool = False) -> None:
+        """Says that the peer's change for the present proposal, or its part of the mean, does not come."""
         if (present := self.present()) is None:
             return
-        known = self.record.lacking if self.record.lacking_in == present[0] else ()
-        if peer not in known:
-            self._change(lacking=(*known, peer), lacking_in=present[0])
+        if self.record.lacking_in != present[0]:
+            self._change(lacking=(), lacking_means=(), lacking_in=present[0])
+        name = "lacking_means" if of_mean else "lacking"
+        if peer not in (known := getattr(self.record, name)):
+            self._change(**{name: (*known, peer)})
 
     def want(self, wants: dict[str, str]) -> None:
         if wants != self.record.wants:
@@ -85,7 +90,7 @@ class Agreement:
     def begin(self, **fields: Any) -> None:
         """Stands after another round, of this lineage or of another, without offer, promise or vote."""
         fresh: dict[str, Any] = {"offer": None, "accepted": None, "prepared": None, "proposal": None, "lacking": ()}
-        fresh |= {"dropped": 0, "used": 0}
+        fresh |= {"lacking_means": (), "dropped": 0, "used": 0}
         voters, number = fields["voters"], fields["round"]
         self._change(**{**fresh, "promised": self._first_ballot(voters, number), **fields})
         self.means.clear()
@@ -95,10 +100,22 @@ class Agreement:
         voters = self.record.voters
         return len({self.record.peer, *alive} & set(voters)) >= quorum(voters)
 
+    def say_quorum(self, alive: set[str]) -> None:
+        """Tells others whether this peer hears a majority of the voters."""
+        if (has_quorum := self.has_quorum(alive)) != self.record.has_quorum:
+            self._change(has_quorum=has_quorum)
+
+    def hears_of_quorum(self, alive: set[str]) -> bool:
+        """Whether this peer, or one that answers and is of its lineage, hears a majority of the voters."""
+        others = [self.heard[peer] for peer in alive if peer in self.heard]
+        return self.record.has_quorum or any(each.has_quorum and each.lineage == self.record.lineage for each in others)
+
     def split(self) -> None:
         """Goes on without the voters. Others of this round join the lineage that begins here."""
         mine = self.record
         lineage = f"{mine.lineage}/{mine.round}.{mine.peer}"
+        if len(lineage) > MOST_LINEAGE:
+            lineage = "/" * lineage.count("/") + hashlib.sha256(lineage.encode()).hexdigest()
         fields = {name: getattr(mine, name) for name in ("round", "digest", "blocks", "committed")}
         self.begin(lineage=lineage, voters=(mine.peer,), **fields)
 
@@ -127,12 +144,13 @@ class Agreement:
         return best if precedence(best) < precedence(self.record) else self._other_digest(alive)
 
     def _other_digest(self, alive: set[str]) -> Record | None:
-        """A peer that stands here, if most of those that do have its digest, and this peer has another."""
+        """A peer that stands here and has the digest of most who do, or of two equally frequent ones the smaller."""
+        if not self.has_quorum(alive):
+            return None  # Most may be among those that do not answer.
         here = [each for each in self.peers() if each is self.record or each.peer in alive]
-        digest, count = collections.Counter(each.digest for each in here).most_common(1)[0]
-        if digest == self.record.digest or 2 * count <= len(here):
-            return None
-        return next(each for each in here if each.digest == digest)
+        counts = collections.Counter(each.digest for each in here)
+        digest = min(counts, key=lambda each: (-counts[each], each))
+        return None if digest == self.record.digest else next(each for each in here if each.digest == digest)
 
     def committed_next(self) -> list[Record]:
         """Peers that have committed one round more than this one."""
@@ -143,17 +161,12 @@ class Agreement:
         """What a majority of the voters has accepted in one ballot, or a peer has committed."""
         for each in self.committed_next():
             return each.committed
-        votes: dict[tuple[Ballot, str, str], set[str]] = {}
-        found: dict[tuple[Ballot, str, str], Accepted] = {}
+        votes: dict[tuple[Ballot, str], list[Accepted]] = {}  # In a ballot there is one proposal.
         for each in self.peers():
             if each.accepted is not None and each.peer in self.record.voters:
-                ballot, proposal, mean = each.accepted
-                votes.setdefault((ballot, proposal.key, mean), set()).add(each.peer)
-                found[ballot, proposal.key, mean] = each.accepted
-        for key, voters in votes.items():
-            if len(voters) >= quorum(self.record.voters):
-                return found[key]
-        return None
+                ballot, _, mean = each.accepted
+                votes.setdefault((ballot, mean), []).append(each.accepted)
+        return next((equal[0] for equal in votes.values() if len(equal) >= quorum(self.record.voters)), None)
 
     def present(self) -> tuple[Ballot, Proposal] | None:
         """The proposal with the highest ballot, unless this peer has promised a higher one."""
@@ -202,7 +215,10 @@ class Agreement:
         A peer that gets nobody's bytes lacks all others: it is left out, not they.
         """
         last = max((each.proposal[0] for each in self.peers() if each.proposal is not None), default=None)
-        lacking = {(each.peer, peer) for each in self.peers() if each.lacking_in == last for peer in each.lacking}
+        there = [each for each in self.peers() if each.lacking_in == last]
+        lacking = {(each.peer, peer) for each in there for peer in each.lacking}
+        # Who has sent no part of the mean may itself wait for a change that somebody lacks.
+        lacking = lacking or {(each.peer, peer) for each in there for peer in each.lacking_means}
         lost = {one for one, other in lacking if one == other}  # They say so themselves.
         while left := [pair for pair in lacking if not lost.intersection(pair)]:
             bad = collections.Counter(peer for pair in left for peer in pair)
@@ -218,7 +234,8 @@ class Agreement:
         """Who is lost is left out until the next round, unless there is no round without it."""
         there = [each for each in self.peers() if each.offer is not None and each.digest == self.record.digest]
         there = [each for each in there if each is self.record or each.peer in alive]
-        others = [each for each in there if each.peer not in self._lost()]
+        lost = self._lost()
+        others = [each for each in there if each.peer not in lost]
         return others if len(others) >= self._least else there
 
     def _missing_offers(self, alive: set[str], offers_are_late: bool) -> str:
@@ -292,9 +309,9 @@ class Agreement:
             return self.record.promised[1] not in {self.record.peer, *alive} or is_late
         if present[1].key in self.means or self.holders(present[1], alive):
             return is_late
-        members = set(present[1].members)
-        lost = members - {self.record.peer, *alive}
-        return is_late or bool(lost | self._lost() & members)
+        members, lost = set(present[1].members), self._lost()
+        can_leave_out = not lost.intersection(each.peer for each in self._offering(alive))
+        return is_late or not members <= {self.record.peer, *alive} or (can_leave_out and not members.isdisjoint(lost))
 
     def holders(self, proposal: Proposal, alive: set[str]) -> list[str]:
         """Living peers that have this proposal's mean."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import json
+import random
 import threading
 import time
 from collections import deque
@@ -24,6 +25,8 @@ ANSWER_S = 10.0
 CARRY_S = 120.0
 """The most seconds for which a peer waits for a mean or a block, before it begins to catch up anew."""
 AGAIN_S = 0.1
+MOST_DONORS = 4
+"""Each has a copy of its state in memory while it serves it."""
 
 
 class CatchingUp:
@@ -46,6 +49,7 @@ class CatchingUp:
         self._later, self._commits, self._takes, self._says = later, commits, takes, says
         self._thread: threading.Thread | None = None
         self._served: dict[str, set[str]] = {}  # What is published for each state that a peer asks for.
+        self._publishing: threading.Thread | None = None  # The last one of those that publish a state.
         self._kept: deque[tuple[int, str, int]] = deque()  # Numbers, keys and sizes of rounds.
 
     @property
@@ -70,25 +74,36 @@ class CatchingUp:
         self._transport.publish(f"round/{number}", json.dumps(decided).encode())
 
     def serve(self, alive: set[str]) -> None:
-        """Publishes the state as it is now for each living peer that asks for it, until it asks no more.
-
-        Raises OSError.
-        """
+        """Publishes the state as it is now for each living peer that asks for it, until it asks no more."""
         own, heard = self._agreement.record.peer, self._agreement.heard
         wanted = {
             heard[peer].wants[own] for peer in alive if heard[peer].wants.get(own, "").startswith(f"state/{peer}/")
         }
+        values: dict[str, bytes | None] = {}
         for name in self._served.keys() - wanted:
             keys = self._served.pop(name)
-            for key in keys.difference(*self._served.values()):
-                self._transport.publish(key, None)
+            values |= dict.fromkeys(keys.difference(*self._served.values()))
         for name in wanted - self._served.keys():
             hashes = list(self._state.hashes)
-            for index, digest in enumerate(hashes):
-                self._transport.publish(f"block/{digest}", self._state.block(index))
             snapshot = {"hashes": hashes, **dataclasses.asdict(self._agreement.record)}
-            self._transport.publish(name, json.dumps(snapshot).encode())
+            # First what the peer waits for; then the blocks, which may take long.
+            values[name] = json.dumps(snapshot).encode()
+            values |= {f"block/{digest}": self._state.block(index) for index, digest in enumerate(hashes)}
             self._served[name] = {f"block/{digest}" for digest in hashes} | {name}
+        if values:
+            arguments = values, self._publishing
+            self._publishing = threading.Thread(target=self._publish, args=arguments, daemon=True)
+            self._publishing.start()
+
+    def _publish(self, values: dict[str, bytes | None], before: threading.Thread | None) -> None:
+        """In a thread of its own, after the one before it."""
+        if before is not None:
+            before.join()
+        try:
+            for key, value in values.items():
+                self._transport.publish(key, value)
+        except OSError as error:  # The peer asks again.
+            self._says(f"the state cannot be published: {error}")
 
     # For this peer
 
@@ -97,7 +112,8 @@ class CatchingUp:
         if self._thread is None:
             heard, place = self._agreement.heard, (leader.lineage, leader.round, leader.digest)
             same = {each for each in alive if (heard[each].lineage, heard[each].round, heard[each].digest) == place}
-            donors = [leader.peer, *sorted(same - {leader.peer})]
+            others = sorted(same - {leader.peer})
+            donors = [leader.peer, *random.sample(others, min(MOST_DONORS - 1, len(others)))]
             arguments = leader, donors, self._agreement.record, list(self._state.hashes)
             self._thread = threading.Thread(target=self._run, args=arguments, daemon=True)
             self._thread.start()

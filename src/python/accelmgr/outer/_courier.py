@@ -19,6 +19,7 @@ import signal
 import socket
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -41,9 +42,13 @@ TICK_S = 0.1
 BEAT_S = 1.0
 SILENCE_S = 6.0
 """A peer that has said nothing for so long counts as gone until it speaks again."""
+MOST_PAUSE_S = 30.0
+"""The longest pause before a peer that does not answer is asked again."""
 MOST_TEXT = 500
 MOST_WARNINGS = 1000
 """So many texts are remembered, each of which is not said again."""
+MOST_PUBLISHED = 3
+"""What this peer has published for so many proposals of one round stays: others may still fetch it."""
 MOST_BLOCKS = 2000
 """So many are named in one message to the host."""
 
@@ -163,6 +168,7 @@ class Courier:
     def run(self) -> None:
         """Returns when the host has gone."""
         self._thread(self._hear_host)
+        self._have_accepted()
         beaten = time.monotonic()
         while not self._has_ended:
             with contextlib.suppress(queue.Empty):
@@ -208,24 +214,28 @@ class Courier:
     def _hear_peer(self, peer: str) -> None:
         known: bytes | None = None
         heard_at = time.monotonic()
-        while not self._has_ended and peer in self._transport.peers():
-            try:
-                known = self._transport.fetch("record", peer, time.monotonic() + 2 * BEAT_S, known)
-                record, heard_at = Record.of_bytes(known), time.monotonic()
-                self._check(record, peer)
-                self._events.put(lambda record=record: self._heard(record))  # type: ignore[misc]
-            except Absent as absent:
-                if isinstance(absent, Refused):
-                    self._warn(str(absent))
-                if absent.is_gone:
-                    self._events.put(lambda: self._gone.add(peer))
-                if absent.is_gone or peer not in self._alive():
-                    # Before it is asked again: it may come back.
-                    time.sleep(max(BEAT_S, (time.monotonic() - heard_at) / 10))
-            except ValueError as error:
-                self._warn(f"the record of {peer} is left out: {error}")
-                time.sleep(BEAT_S)
-        self._events.put(lambda: self._forget(peer))
+        try:
+            while not self._has_ended and peer in self._transport.peers():
+                try:
+                    known = self._transport.fetch("record", peer, time.monotonic() + 2 * BEAT_S, known)
+                    record, heard_at = Record.of_bytes(known), time.monotonic()
+                    self._check(record, peer)
+                    self._events.put(lambda record=record: self._heard(record))  # type: ignore[misc]
+                except Absent as absent:
+                    if isinstance(absent, Refused):
+                        self._warn(str(absent))
+                    if absent.is_gone:
+                        self._events.put(lambda: self._gone.add(peer))
+                    if absent.is_gone or peer not in self._alive():
+                        # Before it is asked again: it may come back.
+                        time.sleep(min(MOST_PAUSE_S, max(BEAT_S, (time.monotonic() - heard_at) / 10)))
+                except ValueError as error:
+                    self._warn(f"the record of {peer} is left out: {error}")
+                    time.sleep(BEAT_S)
+        except OSError as error:  # A folder that is away for a moment. _follow_peers() begins anew.
+            self._warn(f"{peer} cannot be heard: {error}")
+        finally:
+            self._events.put(lambda: self._forget(peer))
 
     def _check(self, record: Record, peer: str) -> None:
         """Raises ValueError for a record that is not of this peer, or with which there can be no round."""
@@ -273,7 +283,7 @@ class Courier:
         pace = self._pace
         if (late := pace.late()) and self._exchange is not None:
             for peer in list(self._exchange.missing):
-                self._lacks(self._exchange.proposal, peer)
+                self._lacks(self._exchange.proposal, peer, self._exchange.has_changes)
         agreement.advance(alive, late, pace.offers_are_late(), pace.next_blocks())
         if (present := agreement.present()) is not None:
             self._get_mean(present[1])
@@ -293,8 +303,11 @@ class Courier:
             self._catching_up.follow(ahead[0], alive)
 
     def _split_if_needed(self, alive: set[str]) -> None:
-        now, least = time.monotonic(), self._settings.min_peers
-        if least is None or len(alive) + 1 < least or self._agreement.has_quorum(alive):
+        now, least, agreement = time.monotonic(), self._settings.min_peers, self._agreement
+        if least is None and agreement.record.round == 0:
+            least = 2  # Nothing was decided yet that only the first peer knows.
+        agreement.say_quorum(alive)
+        if least is None or len(alive) + 1 < least or agreement.hears_of_quorum(alive):
             self._lost_at = now
         elif now - self._lost_at > 2 * SILENCE_S:
             self._warn(f"the majority of round {self._agreement.record.round} is gone; {len(alive) + 1} peers go on")
@@ -305,15 +318,22 @@ class Courier:
             return
         if self._exchange is not None:
             self._exchange.is_cancelled = True
-        own, count = self._settings.peer, self._state.count(proposal.blocks)
-        has_offer = self._agreement.record.offer is not None and own in proposal.members
+        for old in self._published[:-MOST_PUBLISHED]:
+            self._published.remove(old)
+            if all(each.proposal != old.proposal for each in self._published):
+                old.forget()
+        has_offer = self._agreement.record.offer is not None and self._settings.peer in proposal.members
         change = self._numbers.change(proposal.blocks).clone() if has_offer else None
+        exchange = self._exchange_of(proposal)
+        self._thread(self._exchanged, exchange, change)
+
+    def _exchange_of(self, proposal: Proposal) -> Exchange:
         exchange = Exchange(
             proposal,
-            own,
+            self._settings.peer,
             self._transport,
             self._settings.kind,
-            count,
+            self._state.count(proposal.blocks),
             self._settings.bound,
             holders=lambda: self._agreement.holders(proposal, self._alive()),
             lacks=lambda peer: self._events.put(lambda: self._lacks(proposal, peer)),
@@ -321,7 +341,7 @@ class Courier:
         )
         self._exchange = exchange
         self._published.append(exchange)
-        self._thread(self._exchanged, exchange, change)
+        return exchange
 
     def _exchanged(self, exchange: Exchange, change: torch.Tensor | None) -> None:
         try:
@@ -333,6 +353,18 @@ class Courier:
             self._warn(f"round {exchange.proposal.number} failed here: {error!r}")
             self._events.put(lambda: self._failed(exchange))
 
+    def _have_accepted(self) -> None:
+        """The courier before this one may have accepted a mean that nobody else has."""
+        accepted, mean = self._agreement.record.accepted, self._state.mean()
+        if accepted is not None and digest_of(mean) == accepted[2]:
+            exchange = self._exchange_of(accepted[1])
+            self._thread(self._have_again, exchange, mean)
+
+    def _have_again(self, exchange: Exchange, mean: bytes) -> None:
+        with contextlib.suppress(OSError, Cancelled):  # The others may have it.
+            exchange.publish_mean(mean)
+        self._events.put(lambda: self._have_mean(exchange, mean))
+
     def _failed(self, exchange: Exchange) -> None:
         self._lacks(exchange.proposal, self._settings.peer)
         if self._exchange is exchange:
@@ -340,14 +372,16 @@ class Courier:
 
     def _have_mean(self, exchange: Exchange, mean: bytes) -> None:
         if not exchange.is_cancelled:
+            self._state.keep_mean(mean)
             self._means[exchange.proposal.key] = mean
             self._agreement.means[exchange.proposal.key] = digest_of(mean)
-            self._pace.exchanged(self._state.count(exchange.proposal.blocks), exchange.seconds)
+            if exchange.seconds > 0:
+                self._pace.exchanged(self._state.count(exchange.proposal.blocks), exchange.seconds)
 
-    def _lacks(self, proposal: Proposal, peer: str) -> None:
+    def _lacks(self, proposal: Proposal, peer: str, of_mean: bool = False) -> None:
         present = self._agreement.present()
         if present is not None and present[1] == proposal and proposal.key not in self._means:
-            self._agreement.lack(peer)
+            self._agreement.lack(peer, of_mean)
 
     def _commit(self, decided: Accepted, mean: bytes) -> None:
         _, proposal, digest = decided
@@ -450,9 +484,11 @@ class Courier:
             elif self._is_new(*stands):
                 self._replace()
             else:
-                is_next = self._merged == [record.lineage, record.round - 1]
-                took_part = is_next and record.committed[1].weight_of(record.peer) > 0
-                self._dirty = dict.fromkeys(range(len(self._settings.shapes)), took_part)
+                last = record.committed[1]
+                if self._merged == [record.lineage, record.round - 1]:
+                    self._dirty = dict.fromkeys(range(*last.blocks), last.weight_of(record.peer) > 0)
+                else:
+                    self._dirty = dict.fromkeys(range(len(self._settings.shapes)), False)
         if "offer" in message and message["offer"] == [record.lineage, record.round] and record.offer is None:
             self._offer(float(message["weight"]), message["since"], message["used"])
 
@@ -556,5 +592,10 @@ def main(arguments: list[str]) -> None:
     except Exception as error:  # Another courier would fail in the same way.
         channel.send(failed=f"{type(error).__name__}: {error}")
         return
-    courier.run()
-    os._exit(0)  # Threads may wait for other peers.
+    code = 1
+    try:
+        courier.run()
+        code = 0
+    except Exception:  # The host begins another one.
+        traceback.print_exc()
+    os._exit(code)  # Threads may wait for other peers.

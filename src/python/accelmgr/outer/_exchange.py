@@ -53,7 +53,8 @@ class Exchange:
         self.seconds = 0.0
         self._parts: dict[tuple[str, str], bytes] = {}  # What has come, until there is a mean.
         self.missing = set[str]()
-        """Members whose change has not come; if all have, those whose part of the mean has not."""
+        """Members whose change has not come; if has_changes, those whose part of the mean has not."""
+        self.has_changes = False
         self._peer, self._transport, self._kind, self._count, self._bound = peer, transport, kind, count, bound
         self._holders, self._lacks, self._says = holders, lacks, says
 
@@ -104,8 +105,11 @@ class Exchange:
                 continue
         self._parts.clear()
         self.seconds = max(1e-6, time.monotonic() - begin)
-        self._publish("mean", data)
+        self.publish_mean(data)
         return data
+
+    def publish_mean(self, mean: bytes) -> None:
+        self._publish("mean", mean)
 
     def _from_holder(self) -> bytes | None:
         """If no voter says that it has the mean, a peer that is no member asks all members: these may have it, too."""
@@ -126,11 +130,11 @@ class Exchange:
             for index in range(len(members)):
                 self._publish(str(index), encode(change[part_of(self._count, index, len(members))], self._kind))
         with concurrent.futures.ThreadPoolExecutor(min(len(members), 16)) as pool:
-            self.missing = set(members)
+            self.has_changes, self.missing = False, set(members)
             parts = list(pool.map(lambda member: self._part(str(mine), member), members))
             reduced = self._reduced(parts, part_of(self._count, mine, len(members)))
             self._publish(f"mean/{mine}", encode(reduced, self._kind))
-            self.missing = set(members)
+            self.has_changes, self.missing = True, set(members)
             return b"".join(pool.map(self._part_of_mean, range(len(members))))
 
     def _part(self, key: str, member: str) -> bytes:

@@ -31,8 +31,12 @@ class Folder:
             return
         part = file.with_name(f".{file.name}")
         part.parent.mkdir(exist_ok=True)  # Others may have removed it, if this peer has been stopped for long.
-        part.write_bytes(value)
-        part.replace(file)
+        try:
+            part.write_bytes(value)
+            part.replace(file)
+        except OSError:
+            part.unlink(missing_ok=True)
+            raise
 
     def fetch(self, key: str, peer: str, deadline: float, known: bytes | None = None) -> bytes:
         file = self._file(peer, key)
@@ -50,8 +54,8 @@ class Folder:
     def peers(self) -> set[str]:
         written = dict[str, float]()
         for entry in os.scandir(self._root):
-            with contextlib.suppress(OSError):  # The peer has just left.
-                written[entry.name] = entry.stat().st_mtime  # A peer writes its record each second.
+            with contextlib.suppress(OSError):  # It is no peer's, or the peer has just left.
+                written[entry.name] = os.stat(os.path.join(entry.path, "record")).st_mtime  # Written each second.
         now = max(written.values(), default=0.0)  # By the clock of the folder's machine.
         for name in [name for name, at in written.items() if name != self._peer and now - at > 24 * FORGET_S]:
             shutil.rmtree(self._root / name, ignore_errors=True)  # Its machine was switched off, for instance.

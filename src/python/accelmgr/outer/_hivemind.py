@@ -26,6 +26,7 @@ try:
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
     from google.protobuf.wrappers_pb2 import BytesValue
     from hivemind.dht.node import DHTNode
+    from hivemind.dht.validation import DHTRecord, RecordValidatorBase
     from hivemind.p2p import P2P, P2PContext, P2PDaemonError, P2PHandlerError, PeerID
     from hivemind.utils import MSGPackSerializer
     from hivemind.utils.multiaddr import Multiaddr
@@ -38,7 +39,6 @@ from accelmgr.outer._transport import FORGET_S, MOST_RECORD, Absent, Refused
 PR_SET_PDEATHSIG = 1
 LOOK_S = 3.0
 """How often a peer says where it is, and looks where others are."""
-EXPIRES_S = 60.0
 ANSWER_S = 10.0
 PIECE = 1 << 20
 """So many bytes of a value must come within ANSWER_S."""
@@ -55,6 +55,26 @@ class _Loop(asyncio.SelectorEventLoop):
 
 def _id_of(address: str) -> PeerID:
     return PeerID.from_base58(address.rpartition("/p2p/")[2])
+
+
+class _Signed(RecordValidatorBase):  # type: ignore[misc]
+    """Only peers that have the secret can write into the table."""
+
+    def __init__(self, secret: bytes) -> None:
+        self._secret = secret
+
+    def _seal(self, record: DHTRecord, value: bytes) -> bytes:
+        signed = MSGPackSerializer.dumps([record.key, record.subkey, value, record.expiration_time])
+        return hmac.digest(self._secret, signed, "sha256")
+
+    def validate(self, record: DHTRecord) -> bool:
+        return hmac.compare_digest(record.value[-32:], self._seal(record, record.value[:-32]))
+
+    def sign_value(self, record: DHTRecord) -> bytes:
+        return bytes(record.value) + self._seal(record, record.value)
+
+    def strip_value(self, record: DHTRecord) -> bytes:
+        return bytes(record.value[:-32])
 
 
 class Hivemind:
@@ -93,7 +113,7 @@ class Hivemind:
                 use_auto_relay=bool(seeds),
                 trusted_relays=seeds,
             )
-        self._node = await DHTNode.create(self._p2p)
+        self._node = await DHTNode.create(self._p2p, record_validator=_Signed(self._secret))
         await self._p2p.add_protobuf_handler(HANDLER, self._answer, BytesValue)
         self._looking = asyncio.create_task(self._look())
 
@@ -176,18 +196,12 @@ class Hivemind:
             while True:
                 own = ",".join(map(str, await self._p2p.get_visible_maddrs(latest=True)))
                 self._places[self._peer] = own
-                await self._node.store(self._table_key, own, time.time() + EXPIRES_S, subkey=self._peer)
-                found, addresses = await self._node.get(self._table_key, latest=True), set(self._first)
-                for name, entry in (
-                    found.value.items() if hasattr(found, "value") and hasattr(found.value, "items") else ()
-                ):
-                    with contextlib.suppress(
-                        AttributeError, TypeError, ValueError
-                    ):  # Anybody may write into the table.
-                        each = entry.value.split(",")
-                        if isinstance(name, str) and all(map(_id_of, each)):
-                            addresses.update(each)
-                            self._note(name, entry.value)
+                # The table forgets what has expired by its clock, which may be another than this machine's.
+                await self._node.store(self._table_key, own, time.time() + FORGET_S, subkey=self._peer)
+                found = await self._node.get(self._table_key, latest=True)
+                for name, entry in found.value.items() if found is not None else ():
+                    self._note(name, entry.value)
+                addresses = self._first.union(*(place.split(",") for place in self._places.values()))
                 connected = {each.peer_id for each in await self._p2p.list_peers()}
                 met = {self._p2p.peer_id, *connected.intersection(self._node.protocol.routing_table.peer_id_to_uid)}
                 self._dials = {address: task for address, task in self._dials.items() if not task.done()}

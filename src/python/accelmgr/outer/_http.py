@@ -20,6 +20,7 @@ import socket
 import threading
 import time
 import urllib.parse
+from collections import deque
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -32,6 +33,8 @@ SILENT_S = 60.0
 """Of peers that have said nothing for so long one at a time is asked."""
 CONNECT_S = 5.0
 MOST_PEERS = 10_000
+PIECE_BYTES = 1 << 20
+"""The server's timeout is for each piece of this size, so a large value may take long."""
 
 
 class _Server(http.server.ThreadingHTTPServer):
@@ -59,7 +62,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Content-Length", str(len(value)))
         self.end_headers()
-        self.wfile.write(value)
+        for begin in range(0, len(value), PIECE_BYTES):
+            self.wfile.write(memoryview(value)[begin : begin + PIECE_BYTES])
 
 
 def _split(address: str) -> tuple[str, int]:
@@ -96,6 +100,7 @@ class Http:
         self._addresses: dict[str, str] = {}
         self._met: dict[str, float] = {}  # When a peer was last heard, or when another one first named it.
         self._heard: set[str] = set()  # By this peer itself.
+        self._former: deque[str] = deque(maxlen=100)  # Addresses of peers that are forgotten: they may come back.
         self._idle: dict[str, list[http.client.HTTPConnection]] = {}
         for name, place in places.items():
             self._note(name, place)
@@ -223,11 +228,14 @@ class Http:
             is_fresh = peer in self._heard and now - self._met[peer] < SILENT_S
             has_room = peer in self._addresses or len(self._addresses) < MOST_PEERS
             if peer != self._peer and is_host_and_port(address) and has_room and (is_heard or not is_fresh):
+                if (before := self._addresses.get(peer)) not in (None, address):
+                    self._idle.pop(before, None)
                 self._addresses[peer] = address
                 self._met[peer] = now if is_heard else self._met.get(peer, now)
                 self._heard |= {peer} if is_heard else set()
             for gone in [each for each, met in self._met.items() if now - met > FORGET_S]:
-                self._idle.pop(self._addresses.pop(gone), None)
+                self._former.append(self._addresses.pop(gone))
+                self._idle.pop(self._former[-1], None)
                 del self._met[gone]
                 self._heard.discard(gone)
 
@@ -239,6 +247,7 @@ class Http:
                 silent = [each for each, met in self._met.items() if now - met > SILENT_S]
                 asked = self._addresses.keys() - silent | set(random.sample(silent, min(1, len(silent))))
                 addresses = {*self._seeds, *(self._addresses[each] for each in asked)}
+                addresses |= set(random.sample(self._former, min(1, len(self._former))))
             for address in addresses:
                 with contextlib.suppress(OSError, ValueError, http.client.HTTPException):
                     status, body = self._ask(address, "peers", time.monotonic(), {}, MOST_RECORD)

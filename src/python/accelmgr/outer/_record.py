@@ -85,11 +85,15 @@ class Record:
     """The ballot for which the peer asks for promises."""
     proposal: tuple[Ballot, Proposal] | None = None
     lacking: tuple[str, ...] = ()
-    """Peers whose part of a proposal did not come."""
+    """Peers whose change did not come, or nothing at all."""
+    lacking_means: tuple[str, ...] = ()
+    """Peers whose part of the mean did not come in time."""
     lacking_in: Ballot = (0, "")
     """The ballot of that proposal."""
     committed: Accepted = ((0, ""), Proposal(0, "", (), (), (0, 0), (0, 0), 0.0, Leases(), (0, "")), "")
     """What decided the last round that the peer has committed; before the first one, an empty proposal."""
+    has_quorum: bool = True
+    """Whether the peer hears a majority of the voters."""
     wants: dict[str, str] = dataclasses.field(default_factory=dict)
     """The name under which the peer asks each other peer to publish its state."""
 
@@ -136,6 +140,8 @@ _hints: Callable[[type], dict[str, Any]] = functools.cache(get_type_hints)
 def _is(value: Any, kind: Any) -> bool:
     """Whether a value is of this type, and its numbers and texts are such as records have."""
     origin, inner = get_origin(kind), get_args(kind)
+    if kind is bool:
+        return type(value) is bool
     if kind is int:
         return type(value) is int and 0 <= value <= MOST_ELEMENTS
     if kind is float:

@@ -1,7 +1,7 @@
 # Runs in: the courier.
 """The outer parameters and the outer optimizer's state, in a memfd that outlives the courier.
 
-    header A | header B | a slot for each block | what a commit has not copied into slots yet
+    header A | header B | a slot for each block | what a commit has not copied into slots yet | an accepted mean
     header: sequence, length, SHA-256, JSON: the peer's record, where peers are, the redo list
 
 A commit writes the new blocks behind the slots, then the header that lists them, then the slots. A courier that is
@@ -50,6 +50,7 @@ class State:
         capacities = [_capacity(shape) for shape in shapes]
         self._slots = [2 * HEADER_BYTES + sum(capacities[:index]) for index in range(len(shapes))]
         self._capacities, self._redo = capacities, 2 * HEADER_BYTES + sum(capacities)
+        self._mean = self._redo + sum(capacities)
         self._sequence = 0
         header = self._newest()
         self.parameters = [torch.zeros(shape) for shape in shapes]
@@ -97,6 +98,15 @@ class State:
         self.record = record
         self._write_header([])
 
+    def keep_mean(self, mean: bytes) -> None:
+        """Keeps the mean that this peer is about to accept, until the next commit: nobody else may have it."""
+        _write_all(self._fd, struct.pack("<Q", len(mean)) + mean, self._mean)
+
+    def mean(self) -> bytes:
+        """What was kept; empty if nothing was."""
+        (length,) = struct.unpack("<Q", os.pread(self._fd, 8, self._mean).ljust(8, b"\0"))
+        return _read_all(self._fd, length, self._mean + 8)
+
     def _write(self, blocks: Iterable[int], datas: list[bytes]) -> None:
         redo: Redo = []
         place = self._redo
@@ -116,7 +126,7 @@ class State:
     def _finish(self, redo: Redo) -> None:
         place = self._redo
         for index, length in redo:
-            _write_all(self._fd, struct.pack("<Q", length) + os.pread(self._fd, length, place), self._slots[index])
+            _write_all(self._fd, struct.pack("<Q", length) + _read_all(self._fd, length, place), self._slots[index])
             place += length
         if redo:
             self._write_header([])
@@ -125,7 +135,7 @@ class State:
     def block(self, index: int) -> bytes:
         """As other peers get it."""
         (length,) = struct.unpack("<Q", os.pread(self._fd, 8, self._slots[index]))
-        return os.pread(self._fd, length, self._slots[index] + 8)
+        return _read_all(self._fd, length, self._slots[index] + 8)
 
     # Blocks
 
@@ -191,6 +201,13 @@ class State:
             hashes[index] = hashlib.sha256(data).hexdigest()
         self.record = record(digest_of(hashes))
         self._write(blocks, datas)
+
+
+def _read_all(fd: int, length: int, place: int) -> bytes:
+    data = os.pread(fd, length, place)
+    while len(data) < length and (more := os.pread(fd, length - len(data), place + len(data))):
+        data += more  # One call reads less than 2 GiB.
+    return data
 
 
 def _write_all(fd: int, data: bytes, place: int) -> None:

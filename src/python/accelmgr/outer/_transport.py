@@ -72,7 +72,9 @@ class Sealed:
         self._secret = hashlib.sha256(f"{run}\n{secret}".encode()).digest()
 
     def _seal(self, peer: str, key: str, value: bytes) -> bytes:
-        return hmac.digest(self._secret, f"{peer}\n{key}\n".encode() + value, "sha256")
+        seal = hmac.new(self._secret, f"{peer}\n{key}\n".encode(), "sha256")
+        seal.update(value)  # hmac.digest() takes no more than 2 GiB.
+        return seal.digest()
 
     def publish(self, key: str, value: bytes | None) -> None:
         self._transport.publish(key, None if value is None else self._seal(self._peer, key, value) + value)

@@ -71,7 +71,8 @@ class _Courier:
             self.process.wait(2)
         except subprocess.TimeoutExpired:
             self.process.kill()
-            self.process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # It waits in the kernel, for a folder for instance.
+                self.process.wait(2)
 
 
 class DiLoCo:
@@ -320,6 +321,9 @@ class DiLoCo:
         if message["merge"] and not any(took_part for _, took_part in message["merge"]):
             self._sum, self._since = 0.0, self._used
         if self._offered is not None and self._offered != self._merged:
+            if not message["merge"]:  # The swarm was divided: what was offered is in no round, and is offered again.
+                self._sum, self._since = self._sum + self._offered_counts["weight"], int(self._offered_counts["since"])
+                self._steps = max(self._steps, self._due_steps)
             self._offered = None
         self._send(merged=self._merged, used=self._used)
 
