@@ -136,7 +136,8 @@ class Master:
             if needs_values or name in self._not_saved:
                 own = leaf.detach()
                 stored(parameter).copy_(stored(own if weights is None else weights.value(name, own), parameter))
-            keep_exported(leaf)
+            if not leaf.requires_grad:  # Otherwise torch makes an array only of what detach() returns.
+                keep_exported(leaf)
             leaf.data = parameter
         self._leaves = leaves
 

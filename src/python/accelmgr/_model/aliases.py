@@ -34,7 +34,7 @@ _found: weakref.WeakKeyDictionary[torch.nn.Module, list[_Alias]] = weakref.WeakK
 
 
 def storage_of(tensor: torch.Tensor) -> int:
-    """Which memory torch has given a tensor: tensors that share it have the same."""
+    """A number for the memory of a tensor: tensors that share memory have the same."""
     number: int = tensor.untyped_storage()._cdata
     return number
 
@@ -131,7 +131,7 @@ def keep_exported(tensor: torch.Tensor) -> None:
     Then that memory stays as long as the tensor, and the array keeps its values.
     """
     storage = tensor.untyped_storage()
-    if not storage.resizable() and not storage.is_shared():
+    if not storage.resizable():
         weakref.finalize(tensor, storage.size).atexit = False
 
 

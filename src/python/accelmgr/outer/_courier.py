@@ -371,12 +371,18 @@ class Courier:
             self._exchange = None  # It is tried again if the others have decided this round.
 
     def _have_mean(self, exchange: Exchange, mean: bytes) -> None:
-        if not exchange.is_cancelled:
+        if exchange.is_cancelled:
+            return
+        try:
             self._state.keep_mean(mean)
-            self._means[exchange.proposal.key] = mean
-            self._agreement.means[exchange.proposal.key] = digest_of(mean)
-            if exchange.seconds > 0:
-                self._pace.exchanged(self._state.count(exchange.proposal.blocks), exchange.seconds)
+        except OSError as error:  # Full memory. It may not be accepted then.
+            self._warn(f"the mean of round {exchange.proposal.number} cannot be kept: {error}")
+            self._failed(exchange)
+            return
+        self._means[exchange.proposal.key] = mean
+        self._agreement.means[exchange.proposal.key] = digest_of(mean)
+        if exchange.seconds > 0:
+            self._pace.exchanged(self._state.count(exchange.proposal.blocks), exchange.seconds)
 
     def _lacks(self, proposal: Proposal, peer: str, of_mean: bool = False) -> None:
         present = self._agreement.present()
