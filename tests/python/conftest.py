@@ -72,7 +72,8 @@ def descriptors() -> dict[int, str]:
     found = {}
     for fd in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # listdir() lists its own descriptor, which is closed by now.
-            found[int(fd)] = os.readlink(f"/proc/self/fd/{fd}")
+            # A file that somebody removes meanwhile, such as a log of ctest, stays the same.
+            found[int(fd)] = os.readlink(f"/proc/self/fd/{fd}").removesuffix(" (deleted)")
     return {fd: link for fd, link in found.items() if not link.startswith(OF_TORCH)}
 
 
