@@ -251,6 +251,17 @@ class Driver:
         sync_every: with inner steps (optimizer=), sync() is called after so many of them, and at the end.
         Raises the typed error of a step that is not `ok`. The end of the data ends the iteration without an error.
         """
+        try:
+            yield from self._each_step(count, sync_every, options)
+        except GeneratorExit:  # The loop has ended with `break`, for instance.
+            with contextlib.suppress(UsageError):  # It has called stop().
+                self.sync()
+            raise
+
+    def _each_step(
+        self, count: int | None, sync_every: int | None, options: dict[str, Any]
+    ) -> Iterator[_native.StepResult]:
+        """As steps(), but whoever leaves it before its end syncs when needed."""
         if sync_every is not None and sync_every < 1:
             raise UsageError(f"steps(): sync_every is {sync_every}; it must be at least 1")
         done = 0
@@ -268,12 +279,7 @@ class Driver:
             done += 1
             if sync_every is not None and done % sync_every == 0:
                 self.sync()
-            try:
-                yield result
-            except GeneratorExit:  # The loop has ended with `break`, for instance.
-                with contextlib.suppress(UsageError):  # It has called stop().
-                    self.sync()
-                raise
+            yield result
         self.sync()
 
     def begin_steps(
@@ -311,7 +317,7 @@ class Driver:
             self._begin_kind(optimizer)
         how: dict[str, Any] = {"optimizer": optimizer, "clip_grad_norm": clip_grad_norm, "timeout": timeout}
         attached = self._handle.is_attached
-        pending = self._steps_of_service() if attached else PendingSteps(self.steps(n, sync_every=sync_every, **how))
+        pending = self._steps_of_service() if attached else PendingSteps(self._each_step(n, sync_every, how))
         try:
             if attached:
                 self._begin_at_service(n, clip_grad_norm, timeout)
