@@ -6,6 +6,7 @@ import dis
 import os
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any
@@ -29,6 +30,11 @@ def _looks_of(code: CodeType) -> set[int]:
     return _looks[code]
 
 
+def _is_left_out(code: CodeType) -> bool:
+    """Code of tests, and callbacks of weak references: Python ignores what they raise, and keeps their frames."""
+    return os.path.dirname(code.co_filename) == HERE or code.co_filename == weakref.__file__
+
+
 class Places:
     """Raises Interrupted at the `number`-th place that a call comes to; counts from 0. Says whether it came so far."""
 
@@ -45,7 +51,7 @@ class Places:
             self._left -= 1
 
     def _trace(self, frame: FrameType, event: str, argument: Any) -> Any:
-        if os.path.dirname(frame.f_code.co_filename) == HERE:
+        if _is_left_out(frame.f_code):
             return None
         frame.f_trace_opcodes = True
         frame.f_trace_lines = False
@@ -75,7 +81,7 @@ class Places:
         this_thread, before = threading.get_ident(), dict[FrameType, int]()
 
         def instruction(code: CodeType, offset: int) -> None:
-            if threading.get_ident() == this_thread and os.path.dirname(code.co_filename) != HERE:
+            if threading.get_ident() == this_thread and not _is_left_out(code):
                 frame = sys._getframe(1)
                 last, before[frame] = before.get(frame, -1), offset
                 self._comes_to(frame, last)
