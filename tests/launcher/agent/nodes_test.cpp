@@ -101,7 +101,7 @@ TEST_F(TwoNodes, APlaceThatIsTakenNamesWhoHasIt) {
   b.meet();
   auto again = make(1, node(2, 1, "gamma"));
   EXPECT_THAT(message_of<ConfigError>([&] { again.meet(); }),
-              AllOf(HasSubstr("--node-rank 1"), HasSubstr("host beta")));
+              AllOf(HasSubstr("--node-rank 1"), HasSubstr("taken on beta")));
   again.leave(base::Deadline::at_ns(0));
   EXPECT_FALSE(store.has("accelmgr/spawn/left/1")) << "the place is still the other's";
 }
