@@ -11,7 +11,6 @@ import torch
 from accelmgr import _native
 from accelmgr._host.weights import Weights
 from accelmgr._memory.tensors import dtype_name, is_expanded, stored, tensor_over, write
-from accelmgr._model.aliases import keep_exported
 from accelmgr.errors import ModelError
 
 Named = list[tuple[str, torch.Tensor]]
@@ -136,8 +135,6 @@ class Master:
             if needs_values or name in self._not_saved:
                 own = leaf.detach()
                 stored(parameter).copy_(stored(own if weights is None else weights.value(name, own), parameter))
-            if not leaf.requires_grad:  # Otherwise torch makes an array only of what detach() returns.
-                keep_exported(leaf)
             leaf.data = parameter
         self._leaves = leaves
 

@@ -120,13 +120,13 @@ def follow(model: torch.nn.Module | None) -> None:
         for tensor, leaf, _, offset in moving
     ]
     for alias in moving:
-        keep_exported(alias.tensor)
+        _keep_exported(alias.tensor)
     # No signal handler raises in map().
     list(map(setattr, (alias.tensor for alias in moving), itertools.repeat("data"), places))
 
 
-def keep_exported(tensor: torch.Tensor) -> None:
-    """Call it before the tensor gets other memory: a NumPy array may lie in the present one, and holds only the tensor.
+def _keep_exported(tensor: torch.Tensor) -> None:
+    """Call it before the tensor gets other memory: a NumPy array may lie in the present one, and hold only a tensor.
 
     Then that memory stays as long as the tensor, and the array keeps its values.
     """
