@@ -107,7 +107,7 @@ double AttemptWait::until_applied(std::uint64_t attempt, session::RankMask parti
       if ((participants >> rank & 1) == 0) continue;
       const auto& record = session_.record(rank);
       if (record.acknowledged_attempt.load() >= attempt)
-        norm = record.grad_norm.load();  // Of the whole gradient: equal in all.
+        norm = record.grad_norm.load();  // Every rank has the norm of the whole gradient.
       else
         applied = false;
     }

@@ -42,8 +42,8 @@ def storage_of(tensor: torch.Tensor) -> int:
 def find(model: torch.nn.Module, leaves: Sequence[torch.Tensor], known: Iterable[torch.Tensor] = ()) -> None:
     """Finds the aliases of `leaves`, for follow(). known: tensors in their memory that do not follow.
 
-    Looks through all objects of the process if more tensors use a leaf's memory than are known: some 50 ms with a
-    million objects. Warns of a tensor that cannot follow.
+    Looks through all objects of the process if more tensors use a leaf's memory than are known: 0.1 s with a million
+    objects. Warns of a tensor that cannot follow.
     """
     on_cpu = {id(leaf): leaf for leaf in leaves if _is_dense(leaf)}
     others = {id(tensor): tensor for tensor in known} | on_cpu

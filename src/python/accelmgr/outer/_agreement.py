@@ -144,13 +144,17 @@ class Agreement:
         return best if precedence(best) < precedence(self.record) else self._other_digest(alive)
 
     def _other_digest(self, alive: set[str]) -> Record | None:
-        """A peer that stands here and has the digest of most who do, or of two equally frequent ones the smaller."""
-        if not self.has_quorum(alive):
-            return None  # Most may be among those that do not answer.
+        """A peer that stands here and has the digest of most who do.
+
+        If two digests are equally frequent, and all who answer stand here, the smaller one counts.
+        """
         here = [each for each in self.peers() if each is self.record or each.peer in alive]
         counts = collections.Counter(each.digest for each in here)
         digest = min(counts, key=lambda each: (-counts[each], each))
-        return None if digest == self.record.digest else next(each for each in here if each.digest == digest)
+        all_are_here = len(here) == len(alive) + 1 and self.has_quorum(alive)  # Others may decide it when they come.
+        if digest == self.record.digest or 2 * counts[digest] + all_are_here <= len(here):
+            return None
+        return next(each for each in here if each.digest == digest)
 
     def committed_next(self) -> list[Record]:
         """Peers that have committed one round more than this one."""

@@ -99,11 +99,11 @@ class CatchingUp:
         """In a thread of its own, after the one before it."""
         if before is not None:
             before.join()
-        try:
-            for key, value in values.items():
+        for key, value in values.items():
+            try:
                 self._transport.publish(key, value)
-        except OSError as error:  # The peer asks again.
-            self._says(f"the state cannot be published: {error}")
+            except OSError as error:  # The peer asks again.
+                self._says(f"the state cannot be published: {error}")
 
     # For this peer
 
