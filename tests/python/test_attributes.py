@@ -1,4 +1,4 @@
-"""Tensors that forward() keeps in attributes of modules: the numbers are those of plain PyTorch, also after a kill."""
+"""What forward() keeps in attributes of modules, tensors and numbers, is that of plain PyTorch, also after a kill."""
 
 from __future__ import annotations
 
@@ -77,6 +77,30 @@ class Baseline(nn.Module):
         return advantage
 
 
+class Annealed(nn.Module):
+    """Counts its calls, has a factor that begins as another type, and initializes a part of itself once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 1)
+        self.calls = 0
+        self.factor: float = 1
+        self.last: float | None = None
+        self.is_initialized = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.is_initialized:
+            self.mean = x.mean(0)
+            self.is_initialized = True
+        self.calls += 1
+        self.factor *= 0.875
+        loss = self.layer(x - self.mean).square().mean() * self.calls + self.factor * self.layer.weight.sum()
+        if self.last is not None:
+            loss = loss + self.last * self.layer.bias.sum()
+        self.last = round(loss.item(), 2)  # What the bits of torch's results do not change.
+        return loss
+
+
 class Normalized(nn.Module):
     """Where the state has another shape than the batch, it begins anew."""
 
@@ -120,6 +144,25 @@ def number_at_times(model: Any, step: int) -> None:
         model.baseline = 0.0
 
 
+def begins_again_at_times(model: Any, step: int) -> None:
+    if step % 4 == 2:
+        model.calls = 0
+        model.last = None
+    elif step == 3:
+        model.factor = 2.5
+    elif step == 5:
+        model.is_initialized = False
+    elif step == 7:
+        model.factor = 1  # The type of the start.
+
+
+def gets_a_hook_at_times(model: Any, step: int) -> None:
+    if step % 3 == 2:  # Runners begin anew.
+        model.register_forward_hook(lambda *_: None)
+    if step == 4:
+        model.calls = 7
+
+
 def evaluates(model: Any, step: int) -> None:
     with torch.no_grad():
         if step % 3 == 1:
@@ -134,7 +177,7 @@ def attributes_of(model: nn.Module) -> dict[str, Any]:
         f"{path}.{name}": value
         for path, module in model.named_modules()
         for name, value in vars(module).items()
-        if isinstance(value, (torch.Tensor, float, tuple)) or value is None
+        if isinstance(value, (torch.Tensor, float, int, tuple)) or value is None
     }
 
 
@@ -159,6 +202,7 @@ def test_a_state_is_reset_and_survives_its_runner(start_method):
         (lambda: Pair((torch.ones(SIZE, 5), torch.ones(SIZE, 5))), pairs_at_times),
         (Baseline, number_at_times),
         (Normalized, evaluates),
+        (Annealed, begins_again_at_times),
     ],
 )
 def test_what_is_kept_is_that_of_plain_pytorch(make, between):
@@ -180,9 +224,17 @@ def test_a_replacement_computes_the_same_bits():
     assert runs[0] == runs[1]
 
 
-@pytest.mark.parametrize("between", [none_at_times, zeros_at_times])
-def test_runners_that_begin_anew_have_the_state_and_what_the_host_has_written(between):
-    compare(Recurrent(), between, refresh="always")
+@pytest.mark.parametrize(
+    ("make", "between", "refresh"),
+    [
+        (Recurrent, none_at_times, "always"),
+        (Recurrent, zeros_at_times, "always"),
+        (Annealed, begins_again_at_times, "always"),
+        (Annealed, gets_a_hook_at_times, "auto"),
+    ],
+)
+def test_runners_that_begin_anew_have_the_state_and_what_the_host_has_written(make, between, refresh):
+    compare(make(), between, refresh=refresh)
 
 
 class Large(nn.Module):

@@ -167,12 +167,13 @@ def test_runners_and_the_reading_process_have_the_environment(monkeypatch):
 class Counts(Scaled):
     def __init__(self) -> None:
         super().__init__(lambda: 1.0)
-        self.calls, self.seen = 0, []
+        self.calls, self.seen, self.names = 0, [], {}
         self.register_buffer("total", torch.zeros(()))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.calls += 1
         self.seen.append(float(x[0, 0]))
+        self.names[self.calls] = "call"
         self.total += 1
         return super().forward(x)
 
@@ -211,6 +212,6 @@ def test_what_stays_in_a_runner_is_told_once(caplog, capfd):
     with accelmgr.Manager(model, ELEMENTS, nprocs=1, batch_size_per_device=1) as manager:
         gradients(manager, 3)
         assert manager.call(lambda model: (model.calls, model.seen)) == (3, [1.0, 2.0, 3.0])
-        assert (model.calls, float(model.total)) == (0, 3.0)
+        assert (model.calls, model.seen, float(model.total)) == (3, [], 3.0)
     told = capfd.readouterr().err
-    assert told.count("forward() has changed 'calls' and 1 more of the model, which stays in the runner") == 1
+    assert told.count("forward() has changed 'seen' and 1 more of the model, which stays in the runner") == 1

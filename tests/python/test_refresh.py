@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import array
 import collections
+import contextvars
 import io
 import logging
+import operator
 import pathlib
 import textwrap
 from collections.abc import Iterator
@@ -20,6 +23,8 @@ import accelmgr
 
 ONE = {"nprocs": 1, "batch_size_per_device": 1}
 
+VARIABLE: contextvars.ContextVar[float] = contextvars.ContextVar("VARIABLE")
+
 
 class Scale:
     """A hook that is an object."""
@@ -27,9 +32,11 @@ class Scale:
     def __init__(self) -> None:
         self.by, self.history, self.names = 1.0, [1.0], {"one"}
         self.queue, self.parts = collections.deque([1.0]), {"a": {"b": 1.0}}
+        self.bytes, self.array, self.variable = bytearray([1]), array.array("d", [1.0]), VARIABLE
 
     def __call__(self, module: nn.Module, inputs: object, output: torch.Tensor) -> torch.Tensor:
         factor = self.by * self.history[-1] * len(self.names) * self.queue[-1] * self.parts["a"]["b"]
+        factor *= self.bytes[0] * self.array[0] * self.variable.get(1.0)
         return output * factor * getattr(self, "new", 1.0)
 
 
@@ -86,6 +93,9 @@ CHANGES = {
     "set of a hook": lambda model, hook: hook.names.add("two"),
     "deque of a hook": lambda model, hook: hook.queue.append(2.0),
     "dict in a dict of a hook": lambda model, hook: hook.parts["a"].update(b=2.0),
+    "bytes of a hook": lambda model, hook: operator.setitem(hook.bytes, 0, 2),
+    "array of a hook": lambda model, hook: operator.setitem(hook.array, 0, 2.0),
+    "context variable": lambda model, hook: VARIABLE.set(2.0),
     "new attribute of a hook": lambda model, hook: setattr(hook, "new", 2.0),
     "attribute of a parameter": lambda model, hook: setattr(model.weight, "mask", 2.0),
     "another hook": lambda model, hook: model.inner.register_forward_hook(lambda module, inputs, output: output * 2),
@@ -104,15 +114,19 @@ def test_what_values_do_not_say_is_followed_by_forking_anew(change: str) -> None
     """With the elements in order, each once."""
     model, hook = Line(), Scale()
     model.inner.register_forward_hook(hook)
-    with accelmgr.Manager(model, Rows(), **ONE) as manager:
-        before = pids(manager)
-        assert manager.step().loss == 1
-        hook.by = float("1")  # An equal number is no change.
-        assert manager.step().loss == 2 and pids(manager) == before
-        CHANGES[change](model, hook)
-        assert [manager.step().loss for _ in range(2)] == [6, 8]
-        assert pids(manager) != before
-        assert manager.statistics().elements == 4
+
+    def check() -> None:
+        with accelmgr.Manager(model, Rows(), **ONE) as manager:
+            before = pids(manager)
+            assert manager.step().loss == 1
+            hook.by = float("1")  # An equal number is no change.
+            assert manager.step().loss == 2 and pids(manager) == before
+            CHANGES[change](model, hook)
+            assert [manager.step().loss for _ in range(2)] == [6, 8]
+            assert pids(manager) != before
+            assert manager.statistics().elements == 4
+
+    contextvars.copy_context().run(check)
 
 
 def test_a_progress_bar_of_the_model_is_no_change() -> None:
@@ -230,6 +244,57 @@ else:
 def test_globals_closures_and_classes_of_the_script_are_followed(tmp_path: pathlib.Path, way: str) -> None:
     _, out, err = run_script(RUN[way], cwd=tmp_path)
     assert out.strip() == "[1.0, 3.0, 15.0, 7.0]", err
+
+
+PROJECT = {
+    "config.py": "scale = 1.0\n",
+    "parts/__init__.py": "",
+    "parts/settings.py": "shift = 0.0\n",
+    "losses.py": """\
+import config
+power = 1.0
+
+class Weighted:
+    by = 1.0
+    def __call__(self, loss):
+        return loss * self.by * power
+
+def scaled(loss):
+    return loss * config.scale
+""",
+    "model.py": """\
+import torch
+import losses
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w, self.weighted = torch.nn.Parameter(torch.ones(())), losses.Weighted()
+    def forward(self, x):
+        from parts import settings
+        return self.weighted(losses.scaled(self.w * x)).mean() + settings.shift
+""",
+}
+OF_MODULES = """\
+import accelmgr, config, losses, model, parts.settings, torch
+
+with accelmgr.Manager(model.Net(), [torch.tensor(1.0)] * 8, nprocs=1) as manager:
+    found = [manager.step().loss, manager.step().loss]
+    pid = manager.statistics().runners[0].pid
+    assert manager.step().ok and manager.statistics().runners[0].pid == pid, "nothing has changed"
+    for module, name in ((config, "scale"), (losses, "power"), (losses.Weighted, "by"), (parts.settings, "shift")):
+        setattr(module, name, 2.0)
+        found.append(manager.step().loss)
+print(found)
+"""
+
+
+def test_modules_beside_the_script_are_followed(tmp_path: pathlib.Path) -> None:
+    for name, text in PROJECT.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    _, out, err = run_script(OF_MODULES, cwd=tmp_path)
+    assert out.strip() == "[1.0, 1.0, 2.0, 4.0, 8.0, 10.0]", err
 
 
 def test_what_recover_has_forked_is_what_later_changes_are_compared_with() -> None:

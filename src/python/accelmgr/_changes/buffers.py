@@ -19,7 +19,7 @@ from typing import Any, NoReturn, TypeGuard
 import torch
 
 from accelmgr._changes.grown_buffers import Form, Forms, form_of
-from accelmgr._changes.kept_attributes import LARGEST_BYTES, MISSING, Before, is_tensor, kept_attributes, same
+from accelmgr._changes.kept_attributes import LARGEST_BYTES, MISSING, Before, Number, is_tensor, kept_attributes, same
 from accelmgr._memory.tensors import write
 from accelmgr._model.constants import CHANGES, Constants
 from accelmgr.errors import ModelError
@@ -65,7 +65,7 @@ class Place:
 
     @property
     def attribute(self) -> str:
-        """The attribute's name, also where this place is one entry of a tuple."""
+        """The attribute's name, also where this place is a number or one entry of a tuple."""
         return self.name.partition("(")[0]
 
     @property
@@ -220,8 +220,8 @@ class Buffers:
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             warnings.append(
                 f"forward() has changed '{names[0]}'{more} of the model, which stays in the runner and is lost with "
-                "it: only tensors come back. Return what the loop reads as an output, make a buffer of what forward() "
-                "counts, or read and reset it with manager.call()"
+                "it: only numbers and tensors come back. Return what the loop reads as an output, or read and reset it "
+                "with manager.call()"
             )
         return warnings + [
             f"attribute '{name}' of the model, {_text_of(tensor)}, is too large to be kept: the host does not get what "
@@ -305,6 +305,7 @@ class Buffers:
                     current is None
                     or form & ASSIGNED  # Other parts of the model may have the former tensor.
                     or (place.is_attribute and not alike(current, value))
+                    or isinstance(place.owner, Number)
                 ):
                     place.owner[place.key] = value.clone()
                 else:

@@ -1,10 +1,11 @@
 # Runs in: the host and runners.
 """Attributes of modules that are kept as buffers are: the state of a recurrent network, a running mean.
 
-They are those to which forward() assigns or writes a tensor in the first step, or a tuple of tensors. Each tensor of a
-tuple has a place of its own (`state(0)`). Whether forward() reads them again is not asked: that cannot be seen, and the
-host may want to look at what forward() does not. So a memory of the last batch is kept as well, whose shape may change
-from batch to batch. That is no error: the attribute is as if it were not kept until it has its shape again.
+They are those to which forward() assigns or writes a tensor in the first step, a tuple of tensors, or another number.
+Each tensor of a tuple has a place of its own (`state(0)`); a number has one as a tensor without dimensions
+(`count(number)`). Whether forward() reads them again is not asked: that cannot be seen, and the host may want to look
+at what forward() does not. So a memory of the last batch is kept as well, whose shape may change from batch to batch.
+That is no error: the attribute is as if it were not kept until it has its shape again.
 """
 
 from __future__ import annotations
@@ -24,6 +25,11 @@ LARGEST_BYTES = 1 << 24
 """The largest tensor that is kept: copying a larger one in each step takes long, and the session has several copies."""
 
 
+_DTYPE_OF = {bool: torch.bool, int: torch.int64, float: torch.float64}
+_NUMBER = "(number)"
+"""Ends the names of places of numbers."""
+
+
 def is_tensor(value: Any) -> TypeGuard[torch.Tensor]:
     """Whether an attribute can be kept while this is its value."""
     return (
@@ -35,15 +41,24 @@ def is_tensor(value: Any) -> TypeGuard[torch.Tensor]:
     )
 
 
+def _number(value: Any) -> torch.Tensor | None:
+    """A number as a tensor; None if it is none, or an integer of more than 64 bits."""
+    if (dtype := _DTYPE_OF.get(type(value))) is None or (dtype == torch.int64 and not -(1 << 63) <= value < 1 << 63):
+        return None
+    return torch.tensor(value, dtype=dtype)
+
+
 def is_kept(value: Any, form: Form) -> bool:
     """Whether the session says that this is the value of an attribute, kept in that form."""
     return value is None or (is_tensor(value) and form_of(value) == form)
 
 
 def are_kept(value: Any, name: str, forms: Forms) -> bool:
-    """is_kept() for an attribute of that name, or for the tensors of a tuple."""
+    """is_kept() for an attribute of that name, which may be a number, or for the tensors of a tuple."""
     if name in forms:
         return is_kept(value, forms[name])
+    if name + _NUMBER in forms:
+        return is_kept(value if (number := _number(value)) is None else number, forms[name + _NUMBER])
     if f"{name}(0)" not in forms:
         return False
     if type(value) is not tuple:
@@ -88,6 +103,44 @@ class Entries(dict[str, Any]):
         return self._attributes.pop(self._name, default)
 
 
+class Number(dict[str, Any]):
+    """An attribute of a module that is a number, as if it were a tensor of that dtype without dimensions.
+
+    If the attribute is anything else, the entry is the attribute itself.
+    """
+
+    def __init__(self, attributes: dict[str, Any], name: str, dtype: str) -> None:
+        super().__init__()
+        self._attributes = attributes
+        self._name = name
+        self._dtype = getattr(torch, dtype)
+        self._value: Any = MISSING  # What `_tensor` has.
+        self._tensor = torch.zeros((), dtype=self._dtype)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        value = self._attributes.get(self._name, default)
+        if value is self._value:
+            return self._tensor
+        if (tensor := _number(value)) is None or tensor.dtype != self._dtype:
+            return value
+        self._value, self._tensor = value, tensor
+        return tensor
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        if isinstance(value, torch.Tensor):
+            self._tensor = value
+            value = self._value = value.item()
+        self._attributes[self._name] = value
+
+    def pop(self, key: str, default: Any = None) -> Any:
+        return self._attributes.pop(self._name, default)
+
+    def follow(self) -> None:
+        """Gives the attribute the value of its tensor, which was written."""
+        if self._attributes.get(self._name, MISSING) is self._value is not MISSING:
+            self._attributes[self._name] = self._value = self._tensor.item()
+
+
 def kept_attributes(model: torch.nn.Module, forms: Forms) -> Iterator[tuple[str, dict[str, Any], str]]:
     """The entries of `forms` that are no registered buffers: name, attributes of the module, name among these."""
     modules = dict(model.named_modules(remove_duplicate=False)) if forms else {}
@@ -96,7 +149,9 @@ def kept_attributes(model: torch.nn.Module, forms: Forms) -> Iterator[tuple[str,
         if (module := modules.get(prefix)) is None or key in module._buffers:
             continue
         attribute, is_entry, index = key.partition("(")
-        if is_entry:
+        if name.endswith(_NUMBER):
+            yield name, Number(module.__dict__, attribute, forms[name][0]), attribute
+        elif is_entry:
             count = sum(other.startswith(name.removesuffix(index)) for other in forms)
             yield name, Entries(module.__dict__, attribute, count), index.rstrip(")")
         else:
@@ -104,7 +159,7 @@ def kept_attributes(model: torch.nn.Module, forms: Forms) -> Iterator[tuple[str,
 
 
 def _tensors_of(value: Any) -> list[torch.Tensor]:
-    """What can be kept of an attribute: itself, or the tensors of a tuple of tensors."""
+    """What can be kept of an attribute that is no number: itself, or the tensors of a tuple of tensors."""
     values = value if type(value) is tuple else (value,)
     return list(values) if all(is_tensor(one) and one.numel() for one in values) else []
 
@@ -148,16 +203,19 @@ class Before:
         ]
 
     def left_in_python(self) -> list[str]:
-        """Numbers, texts and containers that forward() has changed since: none of them is kept."""
+        """Texts, containers and very large numbers that forward() has changed since: none of them is kept."""
         found = []
         for (prefix, module, _), before in zip(self._modules, self._shapes, strict=True):
             for key, value in vars(module).items():
-                if key not in _OF_ANY_MODULE and (now := _shape_of(value)) is not None and now != before.get(key):
+                if key in _OF_ANY_MODULE or _number(value) is not None:
+                    continue
+                if (now := _shape_of(value)) is not None and now != before.get(key):
                     found.append(f"{prefix}.{key}" if prefix else key)
         return found
 
     def left(self, places: set[str]) -> dict[str, torch.Tensor]:
-        """Tensors that forward() has assigned or written to attributes since. places: what is kept already."""
+        """Tensors that forward() has assigned or written to attributes since, and numbers that it has changed. places:
+        what is kept already."""
         of_model = {
             tensor.untyped_storage().data_ptr()
             for tensor in (*self._model.parameters(), *self._model.buffers())
@@ -166,6 +224,12 @@ class Before:
         found: dict[str, torch.Tensor] = {}
         for (prefix, module, before), versions in zip(self._modules, self._versions, strict=True):
             for key, value in vars(module).items():
+                if (number := _number(value)) is not None:
+                    name = f"{prefix}.{key}{_NUMBER}" if prefix else key + _NUMBER
+                    is_new = name not in places and not same(before.get(key, MISSING), value)
+                    if is_new and key not in _OF_ANY_MODULE and not {".", "("} & set(key):
+                        found[name] = number
+                    continue
                 tensors = _tensors_of(value)
                 if before.get(key) is value and versions.get(key, []) == [one._version for one in tensors]:
                     continue

@@ -2,13 +2,15 @@
 """Finds what of a model, a dataset and the script's functions has changed since the runners began.
 
 All objects that are reached from there are noted: attributes, containers, hooks, closures, and the global variables
-that functions of the script name. The content of imported modules and of libraries is not: it is theirs.
+that functions of the script name. Modules beside the script are its own as well; the content of libraries is theirs.
 """
 
 from __future__ import annotations
 
+import array
 import builtins
 import collections
+import contextvars
 import dataclasses
 import dis
 import functools
@@ -29,7 +31,7 @@ from accelmgr._changes.grown_buffers import Forms
 from accelmgr._changes.kept_attributes import are_kept
 from accelmgr._model.aliases import storage_of
 from accelmgr._model.session_tensors import named_leaves
-from accelmgr._serialization.origin import is_of_script
+from accelmgr._serialization.origin import is_of_project, is_of_script
 
 OF_TENSORS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 IGNORED = frozenset({"training", "_compiled_call_impl"})
@@ -89,11 +91,6 @@ def _is_numpy(value: Any, kind: str) -> bool:
     return numpy is not None and isinstance(value, getattr(numpy, kind))
 
 
-def _is_of_script(value: Any) -> bool:
-    """Whether a function or a class is defined in the script itself."""
-    return is_of_script(getattr(value, "__module__", None))
-
-
 def _is_foreign(value: Any) -> bool:
     """Whether a class or a function belongs to a package whose state is its own."""
     module = getattr(value, "__module__", None) or ""
@@ -108,6 +105,13 @@ def _globals_of(code: CodeType) -> tuple[str, ...]:
         if isinstance(constant, CodeType):
             names.update(_globals_of(constant))
     return tuple(sorted(names))
+
+
+@functools.lru_cache(maxsize=4096)
+def _names_in(code: CodeType) -> frozenset[str]:
+    """All names in the code but those of local variables, with those of functions inside."""
+    inner = (_names_in(constant) for constant in code.co_consts if isinstance(constant, CodeType))
+    return frozenset(code.co_names).union(*inner)
 
 
 def _slots_of(value: Any) -> list[str]:
@@ -141,11 +145,13 @@ class Found:
 
 class Watch:
     def __init__(
-        self, model: torch.nn.Module | None, others: dict[str, Any], kept: Forms | None = None, follow: bool = False
+        self, model: torch.nn.Module | None, others: dict[str, Any], kept: Forms | None = None, forks: bool = False
     ) -> None:
         """others: dataset, collate_fn and the like, by name. kept: forms of attributes of modules. While an attribute
-        has this form, it is told as buffers are. follow: tensors in the memory of parameters are so in runners, too."""
+        has this form, it is told as buffers are. forks: runners are forks, in which tensors in the memory of parameters
+        are so as well, and which know modules beside the script as they are now."""
         self._kept = kept or {}
+        self._forks = forks
         self._snapshot = _native.Snapshot()
         self._what: list[str] = []
         """The name of each entry of the snapshot, for people."""
@@ -156,6 +162,8 @@ class Watch:
         self._plain: dict[int, tuple[str, str, Any]] = {}
         """Entries that are containers of values: path of the module, name of its attribute, and the container."""
         self._seen: set[int] = set()
+        self._named: set[str] = set()
+        """Names in modules, `config.scale`, that were visited."""
         self._known: set[int] = set()
         self._followed: set[int] = set()
         """The memory of parameters; see aliases.py."""
@@ -164,7 +172,7 @@ class Watch:
         if model is not None:
             leaves = [leaf for _, leaf in named_leaves(model)]  # Also what is inside quantized parameters.
             self._known = set(map(id, (*model.parameters(), *leaves, *model.buffers())))
-            self._followed = set(map(storage_of, leaves)) if follow else set()
+            self._followed = set(map(storage_of, leaves)) if forks else set()
             self._paths = {id(module): path for path, module in model.named_modules()}
             self._walk("model", model)
             for name in vars(torch.nn.modules.module):
@@ -252,9 +260,7 @@ class Watch:
             if isinstance(value, kind):
                 return visit(self, path, value)
         if _is_numpy(value, "ndarray"):
-            if value.nbytes <= MOST_BYTES and not value.dtype.hasobject:
-                self._entry(path, self._snapshot.add_result(value, "tobytes"))
-            return []
+            return [] if value.dtype.hasobject else self._visit_bytes(path, value)
         if _is_foreign(type(value)):
             return []
         return self._visit_object(path, value)
@@ -303,7 +309,7 @@ class Watch:
         if id(kind) in self._seen:
             return []
         self._seen.add(id(kind))
-        if not _is_of_script(kind):
+        if not self._is_of_script(kind):
             if issubclass(kind, torch.nn.Module):
                 self._entry(f"{kind.__qualname__}.forward", self._snapshot.add_attribute(kind, "forward"))
             return []
@@ -326,13 +332,38 @@ class Watch:
         for name in ("__code__", "__defaults__", "__kwdefaults__"):
             self._entry(own, self._snapshot.add_attribute(value, name))
         found += [(own, value.__defaults__), (own, value.__kwdefaults__), (own, vars(value))]
-        if _is_of_script(value):
-            names = _globals_of(value.__code__)
-            known = [name for name in names if name in value.__globals__ or not hasattr(builtins, name)]
+        if self._is_of_script(value):
+            known = [
+                name for name in _globals_of(value.__code__) if name in value.__globals__ or not hasattr(builtins, name)
+            ]
             for name in known:
                 self._entry(f"global '{name}' of {own}", self._snapshot.add_keys(value.__globals__, [name]))
             found += [(name, value.__globals__[name]) for name in known if name in value.__globals__]
+            if self._forks:
+                names = _names_in(value.__code__)
+                imported = (sys.modules.get(name) for name in names)  # By the function itself.
+                for module in (*imported, *(part for _, part in found if isinstance(part, ModuleType))):
+                    found += self._visit_names(module, names)
         return found
+
+    def _visit_names(self, module: ModuleType | None, names: frozenset[str]) -> list[tuple[str, Any]]:
+        """Visits what a module beside the script has of these names."""
+        found: list[tuple[str, Any]] = []
+        if module is None or not is_of_project(module.__name__):
+            return found
+        for name in sorted(names & vars(module).keys()):
+            path, part = f"{module.__name__}.{name}", vars(module)[name]
+            if path in self._named:
+                continue
+            self._named.add(path)
+            self._entry(f"'{path}'", self._snapshot.add_keys(vars(module), [name]))
+            found += self._visit_names(part, names) if isinstance(part, ModuleType) else [(path, part)]
+        return found
+
+    def _is_of_script(self, value: Any) -> bool:
+        """Whether a function or a class is defined in the script itself or, for forks, in a module beside it."""
+        name = getattr(value, "__module__", None)
+        return is_of_script(name) or (self._forks and is_of_project(name))
 
     def _visit_long(self, path: str, value: Any) -> bool:
         """Notes the length alone of a container of a dataset with very many entries."""
@@ -345,13 +376,15 @@ class Watch:
         if self._visit_long(path, value):
             return []
         self._entry(path, self._snapshot.add_items(value))
-        return [(f"{path}[{key!r:.40}]", part) for key, part in value.items()] + self._own_attributes(path, value)
+        return [(f"{path}[{key!r:.40}]", part) for key, part in dict.items(value)] + self._own_attributes(path, value)
 
     def _visit_list(self, path: str, value: list[Any]) -> list[tuple[str, Any]]:
         if self._visit_long(path, value):
             return []
         self._entry(path, self._snapshot.add_items(value))
-        return [(f"{path}[{index}]", part) for index, part in enumerate(value)] + self._own_attributes(path, value)
+        return [(f"{path}[{index}]", part) for index, part in enumerate(list.__iter__(value))] + self._own_attributes(
+            path, value
+        )
 
     def _own_attributes(self, path: str, value: Any) -> list[tuple[str, Any]]:
         attributes = getattr(value, "__dict__", None)
@@ -368,6 +401,17 @@ class Watch:
 
     def _is_long(self, value: Any) -> bool:
         return not self._follow_long and len(value) > MOST_ENTRIES
+
+    def _visit_bytes(self, path: str, value: Any) -> list[tuple[str, Any]]:
+        if memoryview(value).nbytes <= MOST_BYTES:
+            is_copied = isinstance(value, bytearray)
+            add = self._snapshot.add_equal if is_copied else self._snapshot.add_result
+            self._entry(path, add(value, "copy" if is_copied else "tobytes"))
+        return []
+
+    def _visit_variable(self, path: str, value: contextvars.ContextVar[Any]) -> list[tuple[str, Any]]:
+        self._entry(path, self._snapshot.add_attribute(_Variable(value), "value"))
+        return [(path, value.get(None))]
 
     def _visit_method(self, path: str, value: MethodType) -> list[tuple[str, Any]]:
         return [(path, value.__self__), (path, value.__func__)]
@@ -401,6 +445,19 @@ class _Attributes:
         return list(vars(self._kind).items())
 
 
+class _Variable:
+    """The value of a context variable as an attribute, which may be missing."""
+
+    def __init__(self, variable: contextvars.ContextVar[Any]) -> None:
+        self._variable = variable
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self._variable.get()
+        except LookupError:
+            raise AttributeError(name) from None
+
+
 def _equal(one: Any, other: Any) -> bool:
     try:
         return type(one) is type(other) and bool(one == other)
@@ -413,6 +470,8 @@ _VISITS: dict[Any, Callable[[Watch, str, Any], list[tuple[str, Any]]]] = {
     list: Watch._visit_list,
     (set, collections.deque): Watch._visit_copied,
     (tuple, frozenset): Watch._visit_parts,
+    (bytearray, array.array): Watch._visit_bytes,
+    contextvars.ContextVar: Watch._visit_variable,
     FunctionType: Watch._visit_function,
     MethodType: Watch._visit_method,
     functools.partial: Watch._visit_partial,
