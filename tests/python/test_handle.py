@@ -1,6 +1,7 @@
 """Tests of one handle: second threads, forked children, writes by other code, and what a manager refuses."""
 
 import asyncio
+import copy
 import multiprocessing
 import os
 import sys
@@ -174,6 +175,49 @@ def test_writes_in_place_are_bracketed(shared):
         with pytest.raises(accelmgr.UsageError, match="does not nest"), shared.writing():
             pass
     assert shared.step().ok
+
+
+def by_operators(model):
+    for parameter in model.parameters():
+        parameter.data = parameter.data - 0.5
+
+
+def by_a_vector(model):
+    vector = nn.utils.parameters_to_vector(model.parameters())
+    nn.utils.vector_to_parameters(vector - 0.5, model.parameters())
+
+
+def by_another_dtype(model):
+    model.bfloat16().float()
+
+
+@pytest.mark.parametrize("assign", [by_operators, by_a_vector, by_another_dtype])
+@pytest.mark.parametrize("inner", [False, True])
+def test_values_that_are_assigned_to_data_are_those_of_the_next_step(assign, inner):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
+    plain = copy.deepcopy(model)
+    rows = torch.randn(16, 3).unbind()
+    settings = {"nprocs": 2, "batch_size_per_device": 1, "loss": lambda outputs, batch: outputs.square().mean()}
+    with accelmgr.Manager(model, rows, **settings) as manager:
+        places = [parameter.data_ptr() for parameter in model.parameters()]
+        optimizers = [torch.optim.SGD(each.parameters(), 0.1, momentum=0.9) for each in (model, plain)]
+        for step in range(6):
+            if step % 2:
+                if inner:
+                    manager.sync()
+                assign(model)
+                assign(plain)
+            loss = plain(torch.stack(rows[2 * step : 2 * step + 2])).square().mean()
+            loss.backward()
+            result = manager.step(optimizer=optimizers[0]) if inner else manager.step()
+            assert result.loss == pytest.approx(loss.item(), rel=1e-6)
+            assert [parameter.data_ptr() for parameter in model.parameters()] == places
+            for optimizer in optimizers[inner:]:
+                optimizer.step()
+            model.zero_grad()
+            plain.zero_grad()
+    torch.testing.assert_close(model.state_dict(), plain.state_dict())
 
 
 def test_parameters_whose_memory_was_replaced_are_named(shared):

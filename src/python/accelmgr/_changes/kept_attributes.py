@@ -17,6 +17,7 @@ from typing import Any, TypeGuard
 import torch
 
 from accelmgr._changes.grown_buffers import DTYPES, Form, Forms, form_of
+from accelmgr._memory.tensors import is_private
 
 MISSING = object()
 """The value of an attribute that a module does not have."""
@@ -164,11 +165,6 @@ def _tensors_of(value: Any) -> list[torch.Tensor]:
     return list(values) if all(is_tensor(one) and one.numel() for one in values) else []
 
 
-def _is_private(tensor: torch.Tensor) -> bool:
-    """Whether torch has allocated its memory for this process. Other memory may be the same in all processes."""
-    return tensor.untyped_storage().resizable() and not tensor.is_shared()  # type: ignore[no-untyped-call]
-
-
 def same(one: Any, other: Any) -> bool:
     """Whether two values of attributes, which may be anything, are the same."""
     if isinstance(one, torch.Tensor):
@@ -235,7 +231,7 @@ class Before:
                     continue
                 if "." in key or "(" in key or any(one.untyped_storage().data_ptr() in of_model for one in tensors):
                     continue
-                if not all(map(_is_private, tensors)):
+                if not all(map(is_private, tensors)):
                     continue
                 name = f"{prefix}.{key}" if prefix else key
                 is_tuple = type(value) is tuple

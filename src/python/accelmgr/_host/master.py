@@ -3,14 +3,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
+from collections import Counter
 from collections.abc import Sequence
 
 import torch
 
 from accelmgr import _native
 from accelmgr._host.weights import Weights
-from accelmgr._memory.tensors import dtype_name, is_expanded, stored, tensor_over, write
+from accelmgr._memory.tensors import (
+    dtype_name,
+    is_expanded,
+    is_private,
+    storage_of,
+    stored,
+    tensor_over,
+    users_of,
+    write,
+)
 from accelmgr.errors import ModelError
 
 Named = list[tuple[str, torch.Tensor]]
@@ -203,13 +214,10 @@ class Master:
             return
         dropped: list[int] = []
         written: list[tuple[int, torch.Tensor]] = []
+        places = zip(map(_address, leaves), self._parameter_places, strict=True)
+        moved = [index for index, (now, place) in enumerate(places) if now != place and leaves[index].numel()]
+        self._take_parameters(moved)
         for index, leaf in enumerate(leaves):
-            if leaf.numel() and leaf.data_ptr() != self._parameter_places[index]:  # Without elements: no address.
-                raise ModelError(
-                    f"the memory of parameter '{self.parameters[index][0]}' was replaced (by to(), share_memory(), "
-                    "load_state_dict(assign=True) or tie_weights(), for instance): runners do not see what is "
-                    "written there. Change parameters in place, or with update_model_parameters()"
-                )
             if self._gradients[index].data_ptr() != self._gradient_places[index]:
                 raise ModelError(
                     f"the memory of the gradient of parameter '{self.parameters[index][0]}' was replaced (by "
@@ -240,6 +248,31 @@ class Master:
         for index in dropped if self._keeps_zeros else ():
             leaves[index].grad = self._gradients[index] if leaves[index].requires_grad else None
         self._note()
+
+    def _take_parameters(self, moved: list[int]) -> None:
+        """Takes the values of tensors that the caller has assigned to `.data`.
+
+        Raises ModelError if another tensor uses such memory, or what it has replaced: it would have other values then.
+        """
+        users = Counter(storage_of(self._leaves[index]) for index in moved if self._leaves[index].device.type == "cpu")
+        for index in moved:
+            leaf, (name, parameter) = self._leaves[index], self.parameters[index]
+            alike = (leaf.device, leaf.dtype, leaf.shape, leaf.stride()) == (
+                *(parameter.device, parameter.dtype, parameter.shape, parameter.stride()),
+            )
+            own = alike and is_private(leaf) and users_of(leaf) == users[storage_of(leaf)] and users_of(parameter) == 1
+            if not own:
+                raise ModelError(
+                    f"the memory of parameter '{name}' was replaced (by to(), share_memory(), tie_weights(), or that "
+                    "of a tensor which others share, for instance): runners do not see what is written there. Change "
+                    "parameters in place, assign a clone() to `.data`, or call manager.rebind()"
+                )
+        with self._handle.writing() if moved else contextlib.nullcontext():
+            for index in moved:
+                leaf, parameter = self._leaves[index], self.parameters[index][1]
+                stored(parameter).copy_(stored(leaf.detach(), parameter))
+                leaf.data = parameter
+                torch.autograd.graph.increment_version(leaf)
 
     def _check_own(self, index: int, gradient: torch.Tensor) -> None:
         if gradient._is_view() or (

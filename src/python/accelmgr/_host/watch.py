@@ -29,7 +29,7 @@ import torch
 from accelmgr import _native
 from accelmgr._changes.grown_buffers import Forms
 from accelmgr._changes.kept_attributes import are_kept
-from accelmgr._model.aliases import storage_of
+from accelmgr._memory.tensors import storage_of
 from accelmgr._model.session_tensors import named_leaves
 from accelmgr._serialization.origin import is_of_project, is_of_script
 

@@ -33,6 +33,24 @@ def write(tensor: torch.Tensor, values: torch.Tensor) -> None:
     tensor.detach().copy_(values.detach())
 
 
+def storage_of(tensor: torch.Tensor) -> int:
+    """A number for the memory of a tensor: tensors that share memory have the same."""
+    number: int = tensor.untyped_storage()._cdata
+    return number
+
+
+def users_of(tensor: torch.Tensor) -> int:
+    """How many tensors and other objects have its memory; 1: it alone."""
+    one = torch.empty(1)
+    counts = [torch._C._storage_Use_Count(each.untyped_storage()._cdata) for each in (tensor, one)]
+    return 1 + counts[0] - counts[1]
+
+
+def is_private(tensor: torch.Tensor) -> bool:
+    """Whether torch has allocated its memory for this process. Other memory may be the same in all processes."""
+    return tensor.untyped_storage().resizable() and not tensor.is_shared()  # type: ignore[no-untyped-call]
+
+
 def is_compact(tensor: torch.Tensor) -> bool:
     """Whether it fills its memory without gaps and overlaps, in any order of its dimensions."""
     return torch.empty_like(tensor, device="meta").stride() == tensor.stride()

@@ -17,6 +17,8 @@ from typing import NamedTuple
 
 import torch
 
+from accelmgr._memory.tensors import storage_of, users_of
+
 logger = logging.getLogger("accelmgr")
 
 
@@ -33,12 +35,6 @@ _found: weakref.WeakKeyDictionary[torch.nn.Module, list[_Alias]] = weakref.WeakK
 """By model. Forks inherit it."""
 
 
-def storage_of(tensor: torch.Tensor) -> int:
-    """A number for the memory of a tensor: tensors that share memory have the same."""
-    number: int = tensor.untyped_storage()._cdata
-    return number
-
-
 def find(model: torch.nn.Module, leaves: Sequence[torch.Tensor], known: Iterable[torch.Tensor] = ()) -> None:
     """Finds the aliases of `leaves`, for follow(). known: tensors in their memory that do not follow.
 
@@ -49,9 +45,8 @@ def find(model: torch.nn.Module, leaves: Sequence[torch.Tensor], known: Iterable
     others = {id(tensor): tensor for tensor in known} | on_cpu
     users = Counter(map(storage_of, others.values()))
     shared: dict[int, list[torch.Tensor]] = {}
-    of_count = _users(torch.empty(1)) - 1
     for leaf in on_cpu.values():
-        if _users(leaf) - of_count > users[storage_of(leaf)]:
+        if users_of(leaf) > users[storage_of(leaf)]:
             shared.setdefault(storage_of(leaf), []).append(leaf)
     found = _found.setdefault(model, [])
     before = {id(alias.tensor) for alias in found}  # Of a call that a signal handler has cut short.
@@ -66,12 +61,6 @@ def find(model: torch.nn.Module, leaves: Sequence[torch.Tensor], known: Iterable
                     continue
                 if sharing:
                     found.extend(_alias_of(each, sharing))
-
-
-def _users(tensor: torch.Tensor) -> int:
-    """How many use its memory, this function included."""
-    storage = tensor.untyped_storage()
-    return torch._C._storage_Use_Count(storage._cdata)
 
 
 def _is_dense(leaf: torch.Tensor) -> bool:
