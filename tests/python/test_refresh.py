@@ -289,7 +289,7 @@ print(found)
 """
 
 
-def test_modules_beside_the_script_are_followed(tmp_path: pathlib.Path) -> None:
+def test_modules_of_the_script_s_project_are_followed(tmp_path: pathlib.Path) -> None:
     for name, text in PROJECT.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)

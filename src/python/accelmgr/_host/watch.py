@@ -2,7 +2,7 @@
 """Finds what of a model, a dataset and the script's functions has changed since the runners began.
 
 All objects that are reached from there are noted: attributes, containers, hooks, closures, and the global variables
-that functions of the script name. Modules beside the script are its own as well; the content of libraries is theirs.
+that functions of the script name. Modules of its project are as the script is; the content of libraries is theirs.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class Watch:
     ) -> None:
         """others: dataset, collate_fn and the like, by name. kept: forms of attributes of modules. While an attribute
         has this form, it is told as buffers are. forks: runners are forks, in which tensors in the memory of parameters
-        are so as well, and which know modules beside the script as they are now."""
+        are so as well, and which know the modules of the script's project as they are now."""
         self._kept = kept or {}
         self._forks = forks
         self._snapshot = _native.Snapshot()
@@ -347,7 +347,7 @@ class Watch:
         return found
 
     def _visit_names(self, module: ModuleType | None, names: frozenset[str]) -> list[tuple[str, Any]]:
-        """Visits what a module beside the script has of these names."""
+        """Visits what a module of the script's project has of these names."""
         found: list[tuple[str, Any]] = []
         if module is None or not is_of_project(module.__name__):
             return found
@@ -361,7 +361,7 @@ class Watch:
         return found
 
     def _is_of_script(self, value: Any) -> bool:
-        """Whether a function or a class is defined in the script itself or, for forks, in a module beside it."""
+        """Whether a function or a class is defined in the script itself or, for forks, in a module of its project."""
         name = getattr(value, "__module__", None)
         return is_of_script(name) or (self._forks and is_of_project(name))
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import sys
@@ -14,18 +13,6 @@ SCRIPT = ("__main__", "__mp_main__")
 LIBRARIES = (os.path.dirname(os.path.dirname(__file__)), *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")))
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
 """Folders of libraries wherever they are: those of an environment inside the project, or of the distribution."""
-
-
-def _folders() -> tuple[str, ...]:
-    """The folder of the script, and the current one, as they are when accelmgr is imported."""
-    script = getattr(sys.modules.get("__main__"), "__file__", None)
-    folders = [os.path.dirname(os.path.abspath(script))] if script else []
-    with contextlib.suppress(OSError):  # The current folder was removed.
-        folders.append(os.getcwd())
-    return tuple(os.path.join(folder, "") for folder in folders)
-
-
-_PROJECT = _folders()
 
 
 def is_of_script(name: str | None) -> bool:
@@ -43,6 +30,7 @@ def is_of_library(name: str | None) -> bool:
 
 @functools.cache
 def is_of_project(name: str | None) -> bool:
-    """Whether `name` is a module beside the script: in its folder or in the current one, and not installed there."""
+    """Whether `name` is a module of the project that the script is part of: it was not installed as libraries are."""
     file = getattr(sys.modules.get(name or ""), "__file__", None) or ""
-    return file.startswith(_PROJECT) and not is_of_library(name) and _INSTALLED.isdisjoint(file.split(os.sep))
+    is_library = is_of_library(name) or not _INSTALLED.isdisjoint(file.split(os.sep))
+    return bool(file) and not is_library and (name or "").partition(".")[0] != "torch"  # Torch's own tree.
