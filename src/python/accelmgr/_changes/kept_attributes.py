@@ -17,7 +17,7 @@ from typing import Any, TypeGuard
 import torch
 
 from accelmgr._changes.grown_buffers import DTYPES, Form, Forms, form_of
-from accelmgr._memory.tensors import is_private
+from accelmgr._memory.tensors import dtype_name, is_private
 
 MISSING = object()
 """The value of an attribute that a module does not have."""
@@ -42,11 +42,9 @@ def is_tensor(value: Any) -> TypeGuard[torch.Tensor]:
     )
 
 
-def _number(value: Any) -> torch.Tensor | None:
-    """A number as a tensor; None if it is none, or an integer of more than 64 bits."""
-    if (dtype := _DTYPE_OF.get(type(value))) is None or (dtype == torch.int64 and not -(1 << 63) <= value < 1 << 63):
-        return None
-    return torch.tensor(value, dtype=dtype)
+def _dtype_of(value: Any) -> torch.dtype | None:
+    """The dtype of a tensor that has this number; None if it is none, or an integer of more than 64 bits."""
+    return None if type(value) is int and not -(1 << 63) <= value < 1 << 63 else _DTYPE_OF.get(type(value))
 
 
 def is_kept(value: Any, form: Form) -> bool:
@@ -59,7 +57,9 @@ def are_kept(value: Any, name: str, forms: Forms) -> bool:
     if name in forms:
         return is_kept(value, forms[name])
     if name + _NUMBER in forms:
-        return is_kept(value if (number := _number(value)) is None else number, forms[name + _NUMBER])
+        return value is None or (
+            (dtype := _dtype_of(value)) is not None and (dtype_name(dtype), ()) == forms[name + _NUMBER]
+        )
     if f"{name}(0)" not in forms:
         return False
     if type(value) is not tuple:
@@ -122,10 +122,10 @@ class Number(dict[str, Any]):
         value = self._attributes.get(self._name, default)
         if value is self._value:
             return self._tensor
-        if (tensor := _number(value)) is None or tensor.dtype != self._dtype:
+        if _dtype_of(value) != self._dtype:
             return value
-        self._value, self._tensor = value, tensor
-        return tensor
+        self._value = value
+        return self._tensor.fill_(value)
 
     def __setitem__(self, key: str, value: Any) -> None:
         if isinstance(value, torch.Tensor):
@@ -203,7 +203,7 @@ class Before:
         found = []
         for (prefix, module, _), before in zip(self._modules, self._shapes, strict=True):
             for key, value in vars(module).items():
-                if key in _OF_ANY_MODULE or _number(value) is not None:
+                if key in _OF_ANY_MODULE or _dtype_of(value) is not None:
                     continue
                 if (now := _shape_of(value)) is not None and now != before.get(key):
                     found.append(f"{prefix}.{key}" if prefix else key)
@@ -220,11 +220,11 @@ class Before:
         found: dict[str, torch.Tensor] = {}
         for (prefix, module, before), versions in zip(self._modules, self._versions, strict=True):
             for key, value in vars(module).items():
-                if (number := _number(value)) is not None:
+                if (dtype := _dtype_of(value)) is not None:
                     name = f"{prefix}.{key}{_NUMBER}" if prefix else key + _NUMBER
                     is_new = name not in places and not same(before.get(key, MISSING), value)
                     if is_new and key not in _OF_ANY_MODULE and not {".", "("} & set(key):
-                        found[name] = number
+                        found[name] = torch.tensor(value, dtype=dtype)
                     continue
                 tensors = _tensors_of(value)
                 if before.get(key) is value and versions.get(key, []) == [one._version for one in tensors]:
