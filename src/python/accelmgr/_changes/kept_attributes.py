@@ -24,8 +24,6 @@ MISSING = object()
 _KEPT_DTYPES = frozenset(getattr(torch, name, None) for name in DTYPES.values())
 LARGEST_BYTES = 1 << 24
 """The largest tensor that is kept: copying a larger one in each step takes long, and the session has several copies."""
-
-
 _DTYPE_OF = {bool: torch.bool, int: torch.int64, float: torch.float64}
 _NUMBER = "(number)"
 """Ends the names of places of numbers."""

@@ -346,10 +346,10 @@ class Watch:
                     found += self._visit_names(module, names)
         return found
 
-    def _visit_names(self, module: ModuleType | None, names: frozenset[str]) -> list[tuple[str, Any]]:
+    def _visit_names(self, module: object, names: frozenset[str]) -> list[tuple[str, Any]]:
         """Visits what a module of the script's project has of these names."""
         found: list[tuple[str, Any]] = []
-        if module is None or not is_of_project(module.__name__):
+        if not isinstance(module, ModuleType) or not is_of_project(module.__name__):
             return found
         for name in sorted(names & vars(module).keys()):
             path, part = f"{module.__name__}.{name}", vars(module)[name]
