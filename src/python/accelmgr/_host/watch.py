@@ -342,12 +342,12 @@ class Watch:
             if self._forks:
                 names = _names_in(value.__code__)
                 imported = (sys.modules.get(name) for name in names)  # By the function itself.
-                for module in (*imported, *(part for _, part in found if isinstance(part, ModuleType))):
+                for module in (*imported, *(part for _, part in found)):
                     found += self._visit_names(module, names)
         return found
 
     def _visit_names(self, module: object, names: frozenset[str]) -> list[tuple[str, Any]]:
-        """Visits what a module of the script's project has of these names."""
+        """Visits what `module`, if it is one of the script's project, has of these names."""
         found: list[tuple[str, Any]] = []
         if not isinstance(module, ModuleType) or not is_of_project(module.__name__):
             return found
