@@ -25,11 +25,12 @@ import pytest
 import torch
 
 from accelmgr._memory.memfd import make_memfd
-from accelmgr.outer import _courier, _exchange, _pace, _state
+from accelmgr.outer import _courier, _exchange, _hearing, _pace, _state
 from accelmgr.outer._channel import Channel, Given, Numbers, Status
-from accelmgr.outer._courier import Courier, Settings
+from accelmgr.outer._courier import Courier
 from accelmgr.outer._folder import Folder
 from accelmgr.outer._leases import AGAIN, FIRST
+from accelmgr.outer._settings import Settings
 from accelmgr.outer._transport import Absent, Sealed
 
 SHAPES = [(300,), (2, 3)]
@@ -388,8 +389,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(_state, "_write_all", write_all)
     for module, name, seconds in (
         (_courier, "TICK_S", 0.01),
-        (_courier, "BEAT_S", 0.1),
-        (_courier, "SILENCE_S", 0.6),
+        *((module, "BEAT_S", 0.1) for module in (_courier, _hearing)),
+        *((module, "SILENCE_S", 0.6) for module in (_courier, _hearing)),
         (_exchange, "POLL_S", 0.1),
         (_exchange, "AGAIN_S", 0.02),
         (_pace, "FIRST_OFFERS_S", 1.0),
@@ -520,7 +521,7 @@ def test_a_folder_that_is_away_for_a_moment_is_heard_again(tmp_path: pathlib.Pat
         couriers = [host.courier for host in swarm.hosts if host.courier is not None]
         for life in lives:
             life.lists_nobody = True
-        swarm.until(lambda: not any(courier._followed for courier in couriers))
+        swarm.until(lambda: not any(courier._hearing._followed for courier in couriers))
         for life in lives:
             life.lists_nobody = False
         swarm.check_after(max(host.status.round for host in swarm.hosts))

@@ -11,7 +11,6 @@ import contextlib
 import ctypes
 import dataclasses
 import json
-import math
 import os
 import pickle
 import queue
@@ -29,21 +28,15 @@ from accelmgr.outer._agreement import Agreement, precedence
 from accelmgr.outer._catching_up import CARRY_S, CatchingUp
 from accelmgr.outer._channel import Channel, Given, Numbers, Range, Status
 from accelmgr.outer._exchange import Cancelled, Exchange, decoded, digest_of
-from accelmgr.outer._folder import Folder
-from accelmgr.outer._http import Http
+from accelmgr.outer._hearing import BEAT_S, SILENCE_S, Hearing
 from accelmgr.outer._leases import AGAIN, FIRST, Leases, append, needed, not_of_lease, of_lease
 from accelmgr.outer._pace import Pace
 from accelmgr.outer._record import Accepted, Proposal, Record
+from accelmgr.outer._settings import Settings, transport_of
 from accelmgr.outer._state import State
-from accelmgr.outer._transport import Absent, Refused, Sealed, Transport
 
 PR_SET_PDEATHSIG = 1
 TICK_S = 0.1
-BEAT_S = 1.0
-SILENCE_S = 6.0
-"""A peer that has said nothing for so long counts as gone until it speaks again."""
-MOST_PAUSE_S = 30.0
-"""The longest pause before a peer that does not answer is asked again."""
 MOST_TEXT = 500
 MOST_WARNINGS = 1000
 """So many texts are remembered, each of which is not said again."""
@@ -51,51 +44,6 @@ MOST_PUBLISHED = 3
 """What this peer has published for so many proposals of one round stays: others may still fetch it."""
 MOST_BLOCKS = 2000
 """So many are named in one message to the host."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    """What the host gives its courier."""
-
-    peer: str
-    run: str
-    place: str
-    secret: str
-    listen: str
-    advertise: str
-    kind: str
-    bound: float | None
-    min_peers: int | None
-    fragment_s: float
-    wanted: int
-    """See Record."""
-    shapes: list[tuple[int, ...]]
-    optimizer: bytes
-    """A pickled function from outer parameters to their optimizer."""
-
-    @property
-    def model(self) -> str:
-        """See Record."""
-        numbers = sum(math.prod(shape) for shape in self.shapes)
-        digest = digest_of(json.dumps(self.shapes).encode())[:8]
-        return f"{len(self.shapes)} parameters with {numbers} numbers (shapes {digest}), payload {self.kind}"
-
-
-def transport_of(settings: Settings, places: dict[str, str]) -> Transport:
-    """places: as the transport before this one had them. Raises an error that says why it cannot be used."""
-    peer, run, secret = settings.peer, settings.run, settings.secret
-    transport: Transport
-    if settings.place == "p2p" or "/p2p/" in settings.place:
-        from accelmgr.outer._hivemind import Hivemind  # Takes seconds, and hivemind may not be installed.
-
-        seeds = [] if settings.place == "p2p" else settings.place.split(",")
-        transport = Hivemind(peer, run, secret, seeds, settings.listen, settings.advertise, places)
-    elif "/" in settings.place:
-        transport = Folder(settings.place, run, peer)
-    else:
-        seeds = settings.place.split(",")
-        transport = Http(peer, run, secret, seeds, settings.listen, settings.advertise, places)
-    return Sealed(transport, peer, run, secret)
 
 
 class Courier:
@@ -134,13 +82,18 @@ class Courier:
         self._events: queue.Queue[Callable[[], object]] = queue.Queue()
         self._has_ended = False
         self._said: Record | None = None
-        self._followed: set[str] = set()
-        self._heard_at: dict[str, float] = {}
-        self._gone: set[str] = set()
         self._complained: set[str] = set()
         self._exchange: Exchange | None = None
         self._means: dict[str, bytes] = {}
         self._published: list[Exchange] = []
+        self._hearing = Hearing(
+            settings,
+            self._agreement,
+            self._transport,
+            later=self._events.put,
+            says=self._warn,
+            has_ended=lambda: self._has_ended,
+        )
         self._catching_up = CatchingUp(
             self._agreement,
             self._state,
@@ -180,7 +133,7 @@ class Courier:
                 self._tell(beat=True)
                 beaten = time.monotonic()
             try:
-                self._follow_peers()
+                self._hearing.follow_peers()
                 self._advance()
                 self._give()
                 self._say()
@@ -204,71 +157,10 @@ class Courier:
             return self._channel.send(**message)
         return False
 
-    # Other peers
-
-    def _follow_peers(self) -> None:
-        for peer in self._transport.peers() - self._followed:
-            self._followed.add(peer)
-            self._thread(self._hear_peer, peer)
-
-    def _hear_peer(self, peer: str) -> None:
-        known: bytes | None = None
-        heard_at = time.monotonic()
-        try:
-            while not self._has_ended and peer in self._transport.peers():
-                try:
-                    known = self._transport.fetch("record", peer, time.monotonic() + 2 * BEAT_S, known)
-                    record, heard_at = Record.of_bytes(known), time.monotonic()
-                    self._check(record, peer)
-                    self._events.put(lambda record=record: self._heard(record))  # type: ignore[misc]
-                except Absent as absent:
-                    if isinstance(absent, Refused):
-                        self._warn(str(absent))
-                    if absent.is_gone:
-                        self._events.put(lambda: self._gone.add(peer))
-                    if absent.is_gone or peer not in self._alive():
-                        # Before it is asked again: it may come back.
-                        time.sleep(min(MOST_PAUSE_S, max(BEAT_S, (time.monotonic() - heard_at) / 10)))
-                except ValueError as error:
-                    self._warn(f"the record of {peer} is left out: {error}")
-                    time.sleep(BEAT_S)
-        except OSError as error:  # A folder that is away for a moment. _follow_peers() begins anew.
-            self._warn(f"{peer} cannot be heard: {error}")
-        finally:
-            self._events.put(lambda: self._forget(peer))
-
-    def _check(self, record: Record, peer: str) -> None:
-        """Raises ValueError for a record that is not of this peer, or with which there can be no round."""
-        if record.peer != peer:
-            raise ValueError(f"it is that of {record.peer}")
-        if record.model != self._settings.model:
-            raise ValueError(f"it has {record.model}; this peer has {self._settings.model}")
-        proposals = [each[1] for each in (record.proposal, record.accepted, record.committed) if each is not None]
-        for begin, end in (record.blocks, *(each for made in proposals for each in (made.blocks, made.next_blocks))):
-            if not begin < end <= len(self._settings.shapes):
-                raise ValueError(f"there are no blocks {begin} to {end}")
-
-    def _forget(self, peer: str) -> None:
-        self._agreement.heard.pop(peer, None)
-        self._heard_at.pop(peer, None)
-        self._gone.discard(peer)
-        self._followed.discard(peer)
-
-    def _heard(self, record: Record) -> None:
-        known = self._agreement.heard.get(record.peer)
-        self._agreement.hear(record)
-        if known is None or known.version < record.version:
-            self._heard_at[record.peer] = time.monotonic()
-            self._gone.discard(record.peer)
-
-    def _alive(self) -> set[str]:
-        now = time.monotonic()
-        return {peer for peer, at in dict(self._heard_at).items() if now - at < SILENCE_S} - self._gone
-
     # A round
 
     def _advance(self) -> None:
-        alive, agreement = self._alive(), self._agreement
+        alive, agreement = self._hearing.alive(), self._agreement
         self._catching_up.serve(alive)
         for peer in agreement.differing():
             self._warn(f"after round {agreement.record.round} {peer} has another digest than this peer")
@@ -335,7 +227,7 @@ class Courier:
             self._settings.kind,
             self._state.count(proposal.blocks),
             self._settings.bound,
-            holders=lambda: self._agreement.holders(proposal, self._alive()),
+            holders=lambda: self._agreement.holders(proposal, self._hearing.alive()),
             lacks=lambda peer: self._events.put(lambda: self._lacks(proposal, peer)),
             says=self._warn,
         )
@@ -573,7 +465,7 @@ class Courier:
             record.digest,
             self._agreement.waiting_for[:MOST_TEXT],
             record.blocks,
-            not self._catching_up.is_under_way and self._agreement.ahead(self._alive()) is None,
+            not self._catching_up.is_under_way and self._agreement.ahead(self._hearing.alive()) is None,
             self._transport.address(),
         )
         if status != self._status and self._tell(status=dataclasses.asdict(status)):

@@ -25,9 +25,9 @@ from accelmgr._memory.memfd import make_memfd
 from accelmgr.errors import ConfigError, SessionError, UsageError
 from accelmgr.manager import Manager
 from accelmgr.outer._channel import Channel, Given, Numbers, Status
-from accelmgr.outer._courier import Settings
 from accelmgr.outer._payload import KINDS
 from accelmgr.outer._record import MOST_WEIGHT
+from accelmgr.outer._settings import Settings
 from accelmgr.outer._transport import is_host_and_port
 from accelmgr.outer.leased import Leased
 
