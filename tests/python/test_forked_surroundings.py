@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import concurrent.futures
-import logging
+import logging.handlers
 import multiprocessing.pool
 import os
 import pathlib
@@ -12,6 +12,7 @@ import queue
 import re
 import resource
 import threading
+import types
 
 import pytest
 import torch
@@ -118,6 +119,45 @@ def test_pools_of_threads_work_in_model_and_dataset(kind):
             assert gradients(manager, 1) == [11.0]
 
 
+def test_a_writer_of_tensorboard_writes_what_forward_gives_it(tmp_path):
+    writers = pytest.importorskip("torch.utils.tensorboard")
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    steps = 30  # More than wait in the writer's queue.
+    with writers.SummaryWriter(tmp_path) as writer:
+        writer.add_scalar("of the host", 0.0)
+        model = Scaled(lambda: writer.add_scalar("of a runner", 0.0) or 1.0)
+        model.writer = writer
+        with accelmgr.Manager(model, ELEMENTS, nprocs=1, batch_size_per_device=1, data__epochs=2) as manager:
+            for count in (steps, 1):
+                gradients(manager, count)
+                manager.call(lambda model: model.writer.flush())
+                manager.refresh()
+        writer.add_scalar("of the host", 0.0)
+    found = events.EventAccumulator(str(tmp_path)).Reload()
+    assert {name: len(found.Scalars(name)) for name in found.Tags()["scalars"]} == {
+        "of the host": 2,
+        "of a runner": steps + 1,
+    }
+
+
+def test_what_forward_logs_through_a_listener_s_queue_is_handled(tmp_path):
+    messages: queue.SimpleQueue[logging.LogRecord] = queue.SimpleQueue()
+    listener = logging.handlers.QueueListener(messages, logging.FileHandler(tmp_path / "log"))
+    log = logging.getLogger("test_forked_surroundings")
+    handler = logging.handlers.QueueHandler(messages)
+    log.addHandler(handler)
+    listener.start()
+    try:
+        model = Scaled(lambda: log.warning("in forward") or 1.0)
+        with accelmgr.Manager(model, ELEMENTS, nprocs=1, batch_size_per_device=1) as manager:
+            gradients(manager, 3)
+        log.warning("in the host")
+    finally:
+        listener.stop()
+        log.removeHandler(handler)
+    assert (tmp_path / "log").read_text().splitlines() == ["in forward"] * 3 + ["in the host"]
+
+
 def test_a_step_that_waits_for_a_thread_of_the_script_names_it(caplog):
     asked: queue.Queue[int] = queue.Queue()
     answers: queue.Queue[float] = queue.Queue()
@@ -138,6 +178,18 @@ def test_a_step_that_waits_for_a_thread_of_the_script_names_it(caplog):
         assert re.search(r"none of its other threads \(.*answers-of-the-script\)", caplog.text)
     asked.put(0)
     thread.join()
+
+
+def test_runners_go_to_the_folder_to_which_the_script_goes(tmp_path, monkeypatch):
+    for name, factor in (("one", 1.0), ("two", 2.0)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "factor").write_text(str(factor))
+    monkeypatch.chdir(tmp_path / "one")
+    model = Scaled(lambda: float(pathlib.Path("factor").read_text()))
+    with accelmgr.Manager(model, ELEMENTS, nprocs=1, batch_size_per_device=1) as manager:
+        assert gradients(manager, 2) == [1.0, 2.0]
+        monkeypatch.chdir(tmp_path / "two")
+        assert gradients(manager, 2) == [6.0, 8.0]
 
 
 def test_runners_and_the_reading_process_have_the_environment(monkeypatch):
@@ -167,13 +219,14 @@ def test_runners_and_the_reading_process_have_the_environment(monkeypatch):
 class Counts(Scaled):
     def __init__(self) -> None:
         super().__init__(lambda: 1.0)
-        self.calls, self.seen, self.names = 0, [], {}
+        self.calls, self.seen, self.counts, self.state = 0, [], {"calls": 0}, types.SimpleNamespace(calls=0)
         self.register_buffer("total", torch.zeros(()))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.calls += 1
         self.seen.append(float(x[0, 0]))
-        self.names[self.calls] = "call"
+        self.counts["calls"] += 1
+        self.state.calls += 1
         self.total += 1
         return super().forward(x)
 
@@ -214,4 +267,4 @@ def test_what_stays_in_a_runner_is_told_once(caplog, capfd):
         assert manager.call(lambda model: (model.calls, model.seen)) == (3, [1.0, 2.0, 3.0])
         assert (model.calls, model.seen, float(model.total)) == (3, [], 3.0)
     told = capfd.readouterr().err
-    assert told.count("forward() has changed 'seen' and 1 more of the model, which stays in the runner") == 1
+    assert told.count("forward() has changed 'seen' and 2 more of the model, which stays in the runner") == 1

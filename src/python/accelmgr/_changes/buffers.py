@@ -220,8 +220,8 @@ class Buffers:
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             warnings.append(
                 f"forward() has changed '{names[0]}'{more} of the model, which stays in the runner and is lost with "
-                "it: only numbers and tensors come back. Return what the loop reads as an output, or read and reset it "
-                "with manager.call()"
+                "it: only numbers and tensors in attributes of modules come back. Return what the loop reads as an "
+                "output, or read and reset it with manager.call()"
             )
         return warnings + [
             f"attribute '{name}' of the model, {_text_of(tensor)}, is too large to be kept: the host does not get what "

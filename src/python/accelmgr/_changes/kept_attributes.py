@@ -11,13 +11,16 @@ That is no error: the attribute is as if it were not kept until it has its shape
 from __future__ import annotations
 
 import collections
+import itertools
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any, TypeGuard
 
 import torch
 
 from accelmgr._changes.grown_buffers import DTYPES, Form, Forms, form_of
 from accelmgr._memory.tensors import dtype_name, is_private
+from accelmgr._serialization.origin import is_of_project, is_of_script
 
 MISSING = object()
 """The value of an attribute that a module does not have."""
@@ -174,11 +177,21 @@ def same(one: Any, other: Any) -> bool:
 _OF_ANY_MODULE = frozenset(vars(torch.nn.Module()))
 
 
-def _shape_of(value: Any) -> Any:
-    """What tells whether a number, a text or a container has changed; None for anything else."""
-    if isinstance(value, (bool, int, float, str)):
+_PLAIN = (bool, int, float, str)
+_MOST_ENTRIES = 1000
+
+
+def _content_of(value: Any) -> Any:
+    """What tells whether a number or a text has changed, or one inside a container or an object of the script; None
+    for anything else."""
+    if isinstance(value, _PLAIN):
         return value
-    return len(value) if isinstance(value, (list, dict, set, collections.deque)) else None
+    if is_of_script(type(value).__module__) or is_of_project(type(value).__module__) or type(value) is SimpleNamespace:
+        value = None if isinstance(value, torch.nn.Module) else getattr(value, "__dict__", None)
+    if not isinstance(value, (list, dict, set, collections.deque)):
+        return None
+    entries = itertools.chain.from_iterable(value.items()) if isinstance(value, dict) else value
+    return len(value), [each for each in itertools.islice(entries, _MOST_ENTRIES) if isinstance(each, _PLAIN)]
 
 
 class Before:
@@ -187,8 +200,8 @@ class Before:
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model
         self._modules = [(prefix, module, dict(vars(module))) for prefix, module in model.named_modules()]
-        self._shapes = [
-            {name: _shape_of(value) for name, value in attributes.items() if name not in _OF_ANY_MODULE}
+        self._contents = [
+            {name: _content_of(value) for name, value in attributes.items() if name not in _OF_ANY_MODULE}
             for _, _, attributes in self._modules
         ]
         self._versions = [
@@ -197,13 +210,13 @@ class Before:
         ]
 
     def left_in_python(self) -> list[str]:
-        """Texts, containers and very large numbers that forward() has changed since: none of them is kept."""
+        """Texts, containers, objects and very large numbers that forward() has changed since: none of them is kept."""
         found = []
-        for (prefix, module, _), before in zip(self._modules, self._shapes, strict=True):
+        for (prefix, module, _), before in zip(self._modules, self._contents, strict=True):
             for key, value in vars(module).items():
                 if key in _OF_ANY_MODULE or _dtype_of(value) is not None:
                     continue
-                if (now := _shape_of(value)) is not None and now != before.get(key):
+                if (now := _content_of(value)) is not None and now != before.get(key):
                     found.append(f"{prefix}.{key}" if prefix else key)
         return found
 

@@ -28,6 +28,11 @@ LOOKS = 20
 """The cost of looks, or of new beginnings in a row, is judged after so many of them."""
 
 
+def _current_folder() -> tuple[int, int]:
+    found = os.stat(".")
+    return found.st_dev, found.st_ino
+
+
 class Following:
     """Exists while other processes have a model or a dataset of this process."""
 
@@ -60,6 +65,7 @@ class Following:
         """Called when new processes begin, which know the present state."""
         self._settings = torch_settings.current()
         self._environment = dict(os.environb)
+        self._folder = _current_folder()
         if self._record is not None:
             self._record.clear()
         self._watch = Watch(self._model, self._others, self._kept, self._forks)
@@ -91,6 +97,9 @@ class Following:
             variables = {name for name, _ in environment.items() ^ self._environment.items()} - THEIR_OWN
             found.others += [f"the environment variable '{os.fsdecode(name)}'" for name in sorted(variables)]
             self._environment = environment
+        if self._forks and (folder := _current_folder()) != self._folder:
+            found.others.append("the current folder")
+            self._folder = folder
         if changes and not found.others and self._record is not None:
             self._record.publish(changes)
         self._judge(begin, time.perf_counter(), found.others)
