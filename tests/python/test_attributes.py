@@ -101,6 +101,20 @@ class Annealed(nn.Module):
         return loss
 
 
+class Noisy(nn.Module):
+    """Draws from a generator of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 1)
+        self.noise: torch.Generator | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.noise is None:
+            self.noise = torch.Generator().manual_seed(3)
+        return self.layer(x + torch.randn(x.shape, generator=self.noise)).square().mean()
+
+
 class Normalized(nn.Module):
     """Where the state has another shape than the batch, it begins anew."""
 
@@ -156,6 +170,15 @@ def begins_again_at_times(model: Any, step: int) -> None:
         model.factor = 1  # The type of the start.
 
 
+def seeds_at_times(model: Any, step: int) -> None:
+    if step % 3 == 1:
+        model.noise.manual_seed(step)
+    elif step == 6:
+        model.noise = None
+    elif step == 5:
+        torch.rand(1, generator=model.noise)
+
+
 def gets_a_hook_at_times(model: Any, step: int) -> None:
     if step % 3 == 2:  # Runners begin anew.
         model.register_forward_hook(lambda *_: None)
@@ -174,10 +197,10 @@ def evaluates(model: Any, step: int) -> None:
 
 def attributes_of(model: nn.Module) -> dict[str, Any]:
     return {
-        f"{path}.{name}": value
+        f"{path}.{name}": value.get_state() if isinstance(value, torch.Generator) else value
         for path, module in model.named_modules()
         for name, value in vars(module).items()
-        if isinstance(value, (torch.Tensor, float, int, tuple)) or value is None
+        if isinstance(value, (torch.Tensor, torch.Generator, float, int, tuple)) or value is None
     }
 
 
@@ -203,6 +226,7 @@ def test_a_state_is_reset_and_survives_its_runner(start_method):
         (Baseline, number_at_times),
         (Normalized, evaluates),
         (Annealed, begins_again_at_times),
+        (Noisy, seeds_at_times),
     ],
 )
 def test_what_is_kept_is_that_of_plain_pytorch(make, between):
@@ -231,6 +255,7 @@ def test_a_replacement_computes_the_same_bits():
         (Recurrent, zeros_at_times, "always"),
         (Annealed, begins_again_at_times, "always"),
         (Annealed, gets_a_hook_at_times, "auto"),
+        (Noisy, seeds_at_times, "always"),
     ],
 )
 def test_runners_that_begin_anew_have_the_state_and_what_the_host_has_written(make, between, refresh):

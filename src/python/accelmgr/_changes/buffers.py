@@ -19,7 +19,7 @@ from typing import Any, NoReturn, TypeGuard
 import torch
 
 from accelmgr._changes.grown_buffers import Form, Forms, form_of
-from accelmgr._changes.kept_attributes import LARGEST_BYTES, MISSING, Before, Number, is_tensor, kept_attributes, same
+from accelmgr._changes.kept_attributes import LARGEST_BYTES, MISSING, Before, Encoded, is_tensor, kept_attributes, same
 from accelmgr._memory.tensors import write
 from accelmgr._model.constants import CHANGES, Constants
 from accelmgr.errors import ModelError
@@ -65,7 +65,7 @@ class Place:
 
     @property
     def attribute(self) -> str:
-        """The attribute's name, also where this place is a number or one entry of a tuple."""
+        """The attribute's name, also where this place is a number, a generator or one entry of a tuple."""
         return self.name.partition("(")[0]
 
     @property
@@ -305,7 +305,7 @@ class Buffers:
                     current is None
                     or form & ASSIGNED  # Other parts of the model may have the former tensor.
                     or (place.is_attribute and not alike(current, value))
-                    or isinstance(place.owner, Number)
+                    or isinstance(place.owner, Encoded)
                 ):
                     place.owner[place.key] = value.clone()
                 else:

@@ -1,11 +1,12 @@
 # Runs in: the host and runners.
 """Attributes of modules that are kept as buffers are: the state of a recurrent network, a running mean.
 
-They are those to which forward() assigns or writes a tensor in the first step, a tuple of tensors, or another number.
-Each tensor of a tuple has a place of its own (`state(0)`); a number has one as a tensor without dimensions
-(`count(number)`). Whether forward() reads them again is not asked: that cannot be seen, and the host may want to look
-at what forward() does not. So a memory of the last batch is kept as well, whose shape may change from batch to batch.
-That is no error: the attribute is as if it were not kept until it has its shape again.
+They are those to which forward() assigns or writes a tensor in the first step, a tuple of tensors, or another number,
+and generators from which it draws. Each tensor of a tuple has a place of its own (`state(0)`); a number has one as a
+tensor without dimensions (`count(number)`), and a generator has one for its state (`noise(generator)`). Whether
+forward() reads them again is not asked: that cannot be seen, and the host may want to look at what forward() does not.
+So a memory of the last batch is kept as well, whose shape may change from batch to batch. That is no error: the
+attribute is as if it were not kept until it has its shape again.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ _KEPT_DTYPES = frozenset(getattr(torch, name, None) for name in DTYPES.values())
 LARGEST_BYTES = 1 << 24
 """The largest tensor that is kept: copying a larger one in each step takes long, and the session has several copies."""
 _DTYPE_OF = {bool: torch.bool, int: torch.int64, float: torch.float64}
-_NUMBER = "(number)"
-"""Ends the names of places of numbers."""
+_NUMBER, _GENERATOR = "(number)", "(generator)"
+"""The names of places of numbers and of generators end with these."""
 
 
 def is_tensor(value: Any) -> TypeGuard[torch.Tensor]:
@@ -48,19 +49,25 @@ def _dtype_of(value: Any) -> torch.dtype | None:
     return None if type(value) is int and not -(1 << 63) <= value < 1 << 63 else _DTYPE_OF.get(type(value))
 
 
+def _is_generator(value: Any) -> bool:
+    return isinstance(value, torch.Generator) and value.device.type == "cpu"
+
+
 def is_kept(value: Any, form: Form) -> bool:
     """Whether the session says that this is the value of an attribute, kept in that form."""
     return value is None or (is_tensor(value) and form_of(value) == form)
 
 
 def are_kept(value: Any, name: str, forms: Forms) -> bool:
-    """is_kept() for an attribute of that name, which may be a number, or for the tensors of a tuple."""
+    """is_kept() for an attribute of that name, which may be no tensor, or for the tensors of a tuple."""
     if name in forms:
         return is_kept(value, forms[name])
     if name + _NUMBER in forms:
         return value is None or (
             (dtype := _dtype_of(value)) is not None and (dtype_name(dtype), ()) == forms[name + _NUMBER]
         )
+    if name + _GENERATOR in forms:
+        return value is None or _is_generator(value)
     if f"{name}(0)" not in forms:
         return False
     if type(value) is not tuple:
@@ -105,42 +112,73 @@ class Entries(dict[str, Any]):
         return self._attributes.pop(self._name, default)
 
 
-class Number(dict[str, Any]):
-    """An attribute of a module that is a number, as if it were a tensor of that dtype without dimensions.
+class Encoded(dict[str, Any]):
+    """An attribute of a module that is a number or a generator, as if it were a tensor of this form.
 
     If the attribute is anything else, the entry is the attribute itself.
     """
 
-    def __init__(self, attributes: dict[str, Any], name: str, dtype: str) -> None:
+    def __init__(self, attributes: dict[str, Any], name: str, form: Form) -> None:
         super().__init__()
         self._attributes = attributes
         self._name = name
-        self._dtype = getattr(torch, dtype)
-        self._value: Any = MISSING  # What `_tensor` has.
-        self._tensor = torch.zeros((), dtype=self._dtype)
+        self._value: Any = MISSING  # What `tensor` has.
+        self.tensor = torch.zeros(form[1], dtype=getattr(torch, form[0]))
 
     def get(self, key: str, default: Any = None) -> Any:
         value = self._attributes.get(self._name, default)
-        if value is self._value:
-            return self._tensor
-        if _dtype_of(value) != self._dtype:
-            return value
-        self._value = value
-        return self._tensor.fill_(value)
+        return self.tensor if self._has_encoded(value) else value
 
     def __setitem__(self, key: str, value: Any) -> None:
         if isinstance(value, torch.Tensor):
-            self._tensor = value
-            value = self._value = value.item()
-        self._attributes[self._name] = value
+            self.tensor.copy_(value)
+            self.decode()
+        else:
+            self._attributes[self._name] = value
 
     def pop(self, key: str, default: Any = None) -> Any:
         return self._attributes.pop(self._name, default)
 
-    def follow(self) -> None:
+    def decode(self) -> None:
         """Gives the attribute the value of its tensor, which was written."""
-        if self._attributes.get(self._name, MISSING) is self._value is not MISSING:
-            self._attributes[self._name] = self._value = self._tensor.item()
+        self._attributes[self._name] = self._value = self._decoded()
+
+    def _has_encoded(self, value: Any) -> bool:
+        """Whether the tensor has the value now."""
+        raise NotImplementedError
+
+    def _decoded(self) -> Any:
+        raise NotImplementedError
+
+
+class _Number(Encoded):
+    def _has_encoded(self, value: Any) -> bool:
+        if value is not self._value:
+            if _dtype_of(value) != self.tensor.dtype:
+                return False
+            self._value = value
+            self.tensor.fill_(value)
+        return True
+
+    def _decoded(self) -> Any:
+        return self.tensor.item()
+
+
+class _Generator(Encoded):
+    def _has_encoded(self, value: Any) -> bool:
+        if not _is_generator(value):
+            return False
+        self._value = value
+        if not torch.equal(state := value.get_state(), self.tensor):
+            self.tensor.copy_(state)
+        return True
+
+    def _decoded(self) -> Any:
+        value = self._attributes.get(self._name)
+        return (value if _is_generator(value) else torch.Generator()).set_state(self.tensor)
+
+
+_ENCODED: dict[str, type[Encoded]] = {_NUMBER: _Number, _GENERATOR: _Generator}
 
 
 def kept_attributes(model: torch.nn.Module, forms: Forms) -> Iterator[tuple[str, dict[str, Any], str]]:
@@ -151,8 +189,8 @@ def kept_attributes(model: torch.nn.Module, forms: Forms) -> Iterator[tuple[str,
         if (module := modules.get(prefix)) is None or key in module._buffers:
             continue
         attribute, is_entry, index = key.partition("(")
-        if name.endswith(_NUMBER):
-            yield name, Number(module.__dict__, attribute, forms[name][0]), attribute
+        if (encoded := _ENCODED.get(is_entry + index)) is not None:
+            yield name, encoded(module.__dict__, attribute, forms[name]), attribute
         elif is_entry:
             count = sum(other.startswith(name.removesuffix(index)) for other in forms)
             yield name, Entries(module.__dict__, attribute, count), index.rstrip(")")
@@ -208,6 +246,12 @@ class Before:
             {name: [one._version for one in _tensors_of(value)] for name, value in attributes.items()}
             for _, _, attributes in self._modules
         ]
+        self._states = {
+            (prefix, name): value.get_state()
+            for prefix, _, attributes in self._modules
+            for name, value in attributes.items()
+            if _is_generator(value)
+        }
 
     def left_in_python(self) -> list[str]:
         """Texts, containers, objects and very large numbers that forward() has changed since: none of them is kept."""
@@ -221,8 +265,8 @@ class Before:
         return found
 
     def left(self, places: set[str]) -> dict[str, torch.Tensor]:
-        """Tensors that forward() has assigned or written to attributes since, and numbers that it has changed. places:
-        what is kept already."""
+        """Tensors that forward() has assigned or written to attributes since, numbers that it has changed, and states
+        of generators. places: what is kept already."""
         of_model = {
             tensor.untyped_storage().data_ptr()
             for tensor in (*self._model.parameters(), *self._model.buffers())
@@ -231,11 +275,10 @@ class Before:
         found: dict[str, torch.Tensor] = {}
         for (prefix, module, before), versions in zip(self._modules, self._versions, strict=True):
             for key, value in vars(module).items():
-                if (dtype := _dtype_of(value)) is not None:
-                    name = f"{prefix}.{key}{_NUMBER}" if prefix else key + _NUMBER
-                    is_new = name not in places and not same(before.get(key, MISSING), value)
-                    if is_new and key not in _OF_ANY_MODULE and not {".", "("} & set(key):
-                        found[name] = torch.tensor(value, dtype=dtype)
+                if (encoded := self._encoded(prefix, key, before.get(key, MISSING), value)) is not None:
+                    name, tensor = encoded
+                    if name not in places and key not in _OF_ANY_MODULE and not {".", "("} & set(key):
+                        found[name] = tensor
                     continue
                 tensors = _tensors_of(value)
                 if before.get(key) is value and versions.get(key, []) == [one._version for one in tensors]:
@@ -250,3 +293,14 @@ class Before:
                 if not places & set(named):
                     found |= {each: one for each, one in named.items() if one.nbytes > LARGEST_BYTES} or named
         return found
+
+    def _encoded(self, prefix: str, key: str, before: Any, value: Any) -> tuple[str, torch.Tensor] | None:
+        """The name and the tensor of a place for a number or a generator that has changed."""
+        name = f"{prefix}.{key}" if prefix else key
+        if (dtype := _dtype_of(value)) is not None:
+            return None if same(before, value) else (name + _NUMBER, torch.tensor(value, dtype=dtype))
+        if not _is_generator(value):
+            return None
+        state = value.get_state()
+        is_old = (prefix, key) in self._states and torch.equal(state, self._states[prefix, key])
+        return None if is_old else (name + _GENERATOR, state)

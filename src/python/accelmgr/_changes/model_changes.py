@@ -17,9 +17,9 @@ from typing import Any
 import torch
 
 from accelmgr import _native
-from accelmgr._changes.buffers import ASSIGNED, FIRST, FORMS, KIND, NONE, OTHER, Buffers
+from accelmgr._changes.buffers import ASSIGNED, FINAL, FIRST, FORMS, KIND, NONE, OTHER, Buffers
 from accelmgr._changes.grown_buffers import Forms
-from accelmgr._changes.kept_attributes import Number
+from accelmgr._changes.kept_attributes import Encoded
 from accelmgr._changes.record import PUBLISHED, Record
 from accelmgr._memory.tensors import named_tensors
 from accelmgr.errors import ModelError
@@ -166,7 +166,8 @@ class Changes:
         self._forms = bytearray(len(self._places) + 1)
         """The content of `<forms>` that the last committed step has left."""
         self._kept = sum(place.is_attribute for place, *_ in self._places)
-        self._numbers = [index for index, (place, *_) in enumerate(self._places) if isinstance(place.owner, Number)]
+        owners = enumerate(place.owner for place, *_ in self._places)
+        self._encoded = [(index, owner) for index, owner in owners if isinstance(owner, Encoded)]
         self._forms_target = [0] * len(numbers)
         if FORMS in numbers:
             for name, flags in Buffers.split(torch.frombuffer(self._forms, dtype=torch.uint8), self._kept):
@@ -261,7 +262,7 @@ class Changes:
         self._take_forms(changed)
         if not changed:
             self._handle.copy_buffers(self._targets)
-            self._follow_numbers(changed)
+            self._follow_encoded(changed)
             if not self._irregular:
                 return
         values = dict(named_tensors(self._handle.buffers()))
@@ -271,19 +272,17 @@ class Changes:
                 continue
             if torch._debug_has_internal_overlap(tensor) == 0:
                 Buffers.set(tensor, values[place.name])
-        self._follow_numbers(changed)
+        self._follow_encoded(changed)
         self._versions = [
             before if index in changed else now
             for index, (now, before) in enumerate(zip(_versions(self._tensors), self._versions, strict=True))
         ]
         self._find_dense(changed)
 
-    def _follow_numbers(self, changed: set[int]) -> None:
-        for index in self._numbers:
-            if index not in changed:
-                owner = self._places[index][0].owner
-                assert isinstance(owner, Number)
-                owner.follow()
+    def _follow_encoded(self, changed: set[int]) -> None:
+        for index, owner in self._encoded:
+            if index not in changed and self._kinds[index] == FINAL:
+                owner.decode()
 
     def _take_forms(self, changed: set[int]) -> None:
         """Puts other tensors, or None, where forward() has done so."""
@@ -297,6 +296,13 @@ class Changes:
             zip(self._forms, self._places, self._tensors, strict=False)
         ):
             if index in changed:
+                continue
+            if isinstance(place.owner, Encoded) and kinds[index] == FINAL:
+                value = place.owner.tensor  # decode() gives the attribute its value.
+                version, address = _versions([value])[0], _addresses([value])[0]
+                self._tensors[index] = value
+                self._versions[index] = version
+                self._addresses[index] = address
                 continue
             if place.is_attribute and kinds[index] in (FIRST, OTHER):
                 if kinds[index] == FIRST and place.kind() != FIRST:
@@ -312,8 +318,7 @@ class Changes:
             new: torch.Tensor | None = None
             if kinds[index] != NONE and value is not None:
                 # Two buffers are one tensor of the host after `model.a = model.b`.
-                is_number = isinstance(place.owner, Number)
-                stays = tensor is not None and (is_number or not form & ASSIGNED) and id(tensor) not in seen
+                stays = tensor is not None and not form & ASSIGNED and id(tensor) not in seen
                 stays = stays and (not place.is_attribute or self._buffers.is_stored(place, tensor))
                 new = tensor if stays else torch.empty(value.shape, dtype=value.dtype)
                 if new is not None and place.grows and (kinds[index] == FIRST or new.shape != value.shape):
