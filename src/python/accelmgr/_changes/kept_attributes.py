@@ -49,7 +49,7 @@ def _dtype_of(value: Any) -> torch.dtype | None:
     return None if type(value) is int and not -(1 << 63) <= value < 1 << 63 else _DTYPE_OF.get(type(value))
 
 
-def _is_generator(value: Any) -> bool:
+def _is_generator(value: Any) -> TypeGuard[torch.Generator]:
     return isinstance(value, torch.Generator) and value.device.type == "cpu"
 
 
@@ -122,12 +122,11 @@ class Encoded(dict[str, Any]):
         super().__init__()
         self._attributes = attributes
         self._name = name
-        self._value: Any = MISSING  # What `tensor` has.
         self.tensor = torch.zeros(form[1], dtype=getattr(torch, form[0]))
 
     def get(self, key: str, default: Any = None) -> Any:
         value = self._attributes.get(self._name, default)
-        return self.tensor if self._has_encoded(value) else value
+        return self.tensor if self._encode(value) else value
 
     def __setitem__(self, key: str, value: Any) -> None:
         if isinstance(value, torch.Tensor):
@@ -141,10 +140,10 @@ class Encoded(dict[str, Any]):
 
     def decode(self) -> None:
         """Gives the attribute the value of its tensor, which was written."""
-        self._attributes[self._name] = self._value = self._decoded()
+        self._attributes[self._name] = self._decoded()
 
-    def _has_encoded(self, value: Any) -> bool:
-        """Whether the tensor has the value now."""
+    def _encode(self, value: Any) -> bool:
+        """Writes a value into the tensor that does not have it. False: it has another form."""
         raise NotImplementedError
 
     def _decoded(self) -> Any:
@@ -152,7 +151,10 @@ class Encoded(dict[str, Any]):
 
 
 class _Number(Encoded):
-    def _has_encoded(self, value: Any) -> bool:
+    _value: Any = MISSING
+    """What the tensor has."""
+
+    def _encode(self, value: Any) -> bool:
         if value is not self._value:
             if _dtype_of(value) != self.tensor.dtype:
                 return False
@@ -161,14 +163,14 @@ class _Number(Encoded):
         return True
 
     def _decoded(self) -> Any:
-        return self.tensor.item()
+        self._value = self.tensor.item()
+        return self._value
 
 
 class _Generator(Encoded):
-    def _has_encoded(self, value: Any) -> bool:
+    def _encode(self, value: Any) -> bool:
         if not _is_generator(value):
             return False
-        self._value = value
         if not torch.equal(state := value.get_state(), self.tensor):
             self.tensor.copy_(state)
         return True

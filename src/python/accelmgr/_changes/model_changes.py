@@ -298,9 +298,9 @@ class Changes:
             if index in changed:
                 continue
             if isinstance(place.owner, Encoded) and kinds[index] == FINAL:
-                value = place.owner.tensor  # decode() gives the attribute its value.
-                version, address = _versions([value])[0], _addresses([value])[0]
-                self._tensors[index] = value
+                encoded = place.owner.tensor  # decode() gives the attribute its value.
+                version, address = _versions([encoded])[0], _addresses([encoded])[0]
+                self._tensors[index] = encoded
                 self._versions[index] = version
                 self._addresses[index] = address
                 continue
