@@ -115,6 +115,39 @@ class Noisy(nn.Module):
         return self.layer(x + torch.randn(x.shape, generator=self.noise)).square().mean()
 
 
+class Lazy(nn.Module):
+    """Makes what is not kept, and remembers that it was made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 1)
+        self.is_made, self.count = False, 0
+        self.table: dict[str, float] = {}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.is_made:
+            self.table["factor"] = 2.0
+            self.is_made, self.count = True, 1
+        return self.layer(x).square().mean() * self.table["factor"] * self.count
+
+
+class Table(nn.Module):
+    """Its tensor has another shape when it is made again, and a number tells how long it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 1)
+        self.needed, self.known = 2, 0
+        self.table: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.needed > self.known:
+            self.known = self.needed
+            self.table = torch.arange(1.0, 1 + self.known)
+        assert self.table is not None
+        return self.layer(x).square().mean() * self.table[self.needed - 1]
+
+
 class Normalized(nn.Module):
     """Where the state has another shape than the batch, it begins anew."""
 
@@ -177,6 +210,11 @@ def seeds_at_times(model: Any, step: int) -> None:
         model.noise = None
     elif step == 5:
         torch.rand(1, generator=model.noise)
+
+
+def needs_more_at_times(model: Any, step: int) -> None:
+    if step % 3 == 2:
+        model.needed += 1
 
 
 def gets_a_hook_at_times(model: Any, step: int) -> None:
@@ -260,6 +298,12 @@ def test_a_replacement_computes_the_same_bits():
 )
 def test_runners_that_begin_anew_have_the_state_and_what_the_host_has_written(make, between, refresh):
     compare(make(), between, refresh=refresh)
+
+
+@pytest.mark.parametrize("options", [{"kill_before": (4, 6)}, {"refresh": "always"}], ids=["killed", "forked anew"])
+@pytest.mark.parametrize(("make", "between"), [(Lazy, never), (Table, needs_more_at_times)])
+def test_a_number_is_lost_with_what_it_tells_of(make, between, options):
+    test_buffers.compare(make(), between, lambda model: {}, nprocs=2, **options)
 
 
 class Large(nn.Module):

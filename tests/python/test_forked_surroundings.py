@@ -13,6 +13,7 @@ import re
 import resource
 import threading
 import types
+from typing import Any
 
 import pytest
 import torch
@@ -217,16 +218,18 @@ def test_runners_and_the_reading_process_have_the_environment(monkeypatch):
 
 
 class Counts(Scaled):
-    def __init__(self) -> None:
+    def __init__(self, state: Any) -> None:
         super().__init__(lambda: 1.0)
-        self.calls, self.seen, self.counts, self.state = 0, [], {"calls": 0}, types.SimpleNamespace(calls=0)
+        self.calls, self.seen, self.state = 0, [], state
         self.register_buffer("total", torch.zeros(()))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.calls += 1
         self.seen.append(float(x[0, 0]))
-        self.counts["calls"] += 1
-        self.state.calls += 1
+        if isinstance(self.state, dict):
+            self.state["calls"] += 1
+        elif self.state is not None:
+            self.state.calls += 1
         self.total += 1
         return super().forward(x)
 
@@ -260,11 +263,18 @@ def test_a_step_reuses_the_pages_of_the_step_before(nprocs, threads):
         assert faults() - before < 2 * 19_532  # Of a gradient. The heap may still grow once.
 
 
-def test_what_stays_in_a_runner_is_told_once(caplog, capfd):
-    model = Counts()
+@pytest.mark.parametrize(
+    ("state", "calls", "told"),
+    [
+        (None, 3, "'seen' of the model"),
+        ({"calls": 0}, 0, "'calls' and 2 more of the model"),
+        (types.SimpleNamespace(calls=0), 0, "'calls' and 2 more of the model"),
+    ],
+)
+def test_what_stays_in_a_runner_is_told_once(capfd, state, calls, told):
+    model = Counts(state)
     with accelmgr.Manager(model, ELEMENTS, nprocs=1, batch_size_per_device=1) as manager:
         gradients(manager, 3)
         assert manager.call(lambda model: (model.calls, model.seen)) == (3, [1.0, 2.0, 3.0])
-        assert (model.calls, model.seen, float(model.total)) == (3, [], 3.0)
-    told = capfd.readouterr().err
-    assert told.count("forward() has changed 'seen' and 2 more of the model, which stays in the runner") == 1
+        assert (model.calls, model.seen, float(model.total)) == (calls, [], 3.0)
+    assert capfd.readouterr().err.count(f"forward() has changed {told}, which stays in the runner") == 1

@@ -202,7 +202,8 @@ class Buffers:
         if self._began or self._tell is None:
             return []
         before, self._before = self._before, None
-        left = before.left({place.name for place in self.places}) if before is not None else {}
+        places = {place.name for place in self.places}
+        left = before.left(places) if before is not None else {}
         large = {name: tensor for name, tensor in left.items() if tensor.nbytes > LARGEST_BYTES}
         if kept := {name: form_of(tensor) for name, tensor in left.items() if name not in large}:
             name = next(iter(kept))
@@ -216,12 +217,12 @@ class Buffers:
         if kept:
             self._refuse(f"the model made {_text_of(found[next(iter(kept))])} of its buffer '{next(iter(kept))}'", kept)
         warnings = []
-        if before is not None and (names := before.left_in_python()):
+        if before is not None and (names := before.left_in_python(places)):
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             warnings.append(
                 f"forward() has changed '{names[0]}'{more} of the model, which stays in the runner and is lost with "
-                "it: only numbers and tensors in attributes of modules come back. Return what the loop reads as an "
-                "output, or read and reset it with manager.call()"
+                "it: only tensors in attributes of modules come back, and numbers of a module that keeps nothing else. "
+                "Return what the loop reads as an output, or read and reset it with manager.call()"
             )
         return warnings + [
             f"attribute '{name}' of the model, {_text_of(tensor)}, is too large to be kept: the host does not get what "
@@ -240,6 +241,8 @@ class Buffers:
         what = ""
         for number, place in enumerate(self.places):
             current = place.current
+            if isinstance(place.owner, Encoded):
+                continue
             if place.apart:
                 self._settle(number, place)
             elif current is place.original:
@@ -261,7 +264,22 @@ class Buffers:
         if what:
             self._refuse(what, grew)
         if self.forms is not None:
+            self._settle_encoded()
             self.forms[-1] = 1
+
+    def _settle_encoded(self) -> None:
+        """Numbers are kept as long as all tensors of their module are: a number may tell what a tensor has."""
+        lost = {
+            place.name.rpartition(".")[0]
+            for form, place in zip(self.forms or b"", self.places, strict=False)
+            if place.is_attribute and not isinstance(place.owner, Encoded) and form & KIND == OTHER
+        }
+        for number, place in enumerate(self.places):
+            if isinstance(place.owner, Encoded):
+                if place.name.rpartition(".")[0] in lost:
+                    self._set_form(number, OTHER, False)
+                else:
+                    self._settle(number, place)
 
     def _set_form(self, number: int, kind: int, assigned: bool) -> None:
         if self.forms is not None:

@@ -215,9 +215,9 @@ def same(one: Any, other: Any) -> bool:
 
 
 _OF_ANY_MODULE = frozenset(vars(torch.nn.Module()))
-
-
 _PLAIN = (bool, int, float, str)
+_TRANSIENT = (*_PLAIN, type(None), tuple, torch.dtype, torch.device)
+"""Types of values that forward() makes again where it begins without them."""
 _MOST_ENTRIES = 1000
 
 
@@ -255,15 +255,31 @@ class Before:
             if _is_generator(value)
         }
 
-    def left_in_python(self) -> list[str]:
-        """Texts, containers, objects and very large numbers that forward() has changed since: none of them is kept."""
+    def left_in_python(self, places: set[str]) -> list[str]:
+        """Numbers, texts, containers and objects that forward() has changed since, and that have no place."""
         found = []
         for (prefix, module, _), before in zip(self._modules, self._contents, strict=True):
             for key, value in vars(module).items():
-                if key in _OF_ANY_MODULE or _dtype_of(value) is not None:
+                name = f"{prefix}.{key}" if prefix else key
+                if key in _OF_ANY_MODULE or name + _NUMBER in places:
                     continue
                 if (now := _content_of(value)) is not None and now != before.get(key):
-                    found.append(f"{prefix}.{key}" if prefix else key)
+                    found.append(name)
+        return found
+
+    def _lost(self, module: torch.nn.Module, before: dict[str, Any], contents: dict[str, Any]) -> set[type]:
+        """The types of what forward() has made in a module and is not kept, without values that it may make again.
+
+        A number that says that it was made (`is_built`, `known_length`) must be lost with it.
+        """
+        found = set()
+        for key, value in vars(module).items():
+            if key in _OF_ANY_MODULE or isinstance(value, _TRANSIENT) or _tensors_of(value) or _is_generator(value):
+                continue
+            is_transient = isinstance(value, torch.Tensor) and value.requires_grad
+            changed = before.get(key, MISSING) is not value or _content_of(value) != contents.get(key)
+            if changed and not is_transient:
+                found.add(list if isinstance(value, (list, collections.deque)) else type(value))
         return found
 
     def left(self, places: set[str]) -> dict[str, torch.Tensor]:
@@ -275,11 +291,16 @@ class Before:
             if type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
         }
         found: dict[str, torch.Tensor] = {}
-        for (prefix, module, before), versions in zip(self._modules, self._versions, strict=True):
+        for (prefix, module, before), versions, contents in zip(
+            self._modules, self._versions, self._contents, strict=True
+        ):
+            lost = self._lost(module, before, contents)
             for key, value in vars(module).items():
                 if (encoded := self._encoded(prefix, key, before.get(key, MISSING), value)) is not None:
                     name, tensor = encoded
-                    if name not in places and key not in _OF_ANY_MODULE and not {".", "("} & set(key):
+                    # A list is a record in most cases, and may be what a flag tells of.
+                    is_kept = _is_generator(value) or lost <= ({list} if type(value) is not bool else set())
+                    if is_kept and name not in places and key not in _OF_ANY_MODULE and not {".", "("} & set(key):
                         found[name] = tensor
                     continue
                 tensors = _tensors_of(value)
