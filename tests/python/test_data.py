@@ -1,11 +1,15 @@
 """Tests of datasets: what their elements may be, how they end, and how they fail."""
 
 import collections.abc
+import random
+import types
 
+import numpy as np
 import pytest
 import torch
 import torch.utils.data
 from oracle import Oracle, assert_equal
+from saving import save
 from torch import nn
 
 import accelmgr
@@ -196,3 +200,62 @@ def test_no_elements_and_no_dataset_are_refused():
         Elements([], {"as_bytes": False, "max_element_bytes": 0})
     with pytest.raises(accelmgr.DataError, match="dataset is a int, which is neither iterable nor indexed"):
         accelmgr.Manager(Line(), 7)
+
+
+DRAWS = {
+    "random": (random.Random, lambda one: one.random()),
+    "NumPy": (np.random.default_rng, lambda one: float(one.random())),
+    "NumPy, as before 1.17": (np.random.RandomState, lambda one: float(one.random_sample())),
+    "torch": (
+        lambda seed: torch.Generator().manual_seed(seed),
+        lambda one: torch.rand((), generator=one).item(),
+    ),
+}
+
+
+class Drawn(torch.utils.data.Dataset):
+    """Draws from a generator that is an attribute of a part of it."""
+
+    def __init__(self, kind, seed=1):
+        self.parts = [types.SimpleNamespace(generator=DRAWS[kind][0](seed))]
+        self.kind = kind
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        return torch.tensor(DRAWS[self.kind][1](self.parts[0].generator))
+
+
+class Mean(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+
+    def forward(self, x):
+        return (x * self.weight).mean()
+
+
+@pytest.mark.parametrize("kind", DRAWS)
+def test_a_dataset_s_own_generator_goes_on_where_it_was(kind, tmp_path):
+    """In two epochs: when runners begin anew, when a run resumes, and where the script seeds it."""
+    expected = Drawn(kind)
+    expected = [expected[index].item() for index in range(24)]
+    options = {"nprocs": 1, "batch_size_per_device": 1, "data__epochs": 2, "checkpoint__directory": str(tmp_path)}
+    found = []
+    with accelmgr.Manager(Mean(), Drawn(kind), **options) as manager:
+        for step in range(16):
+            if step in (4, 14):
+                manager.refresh()
+            found.append(manager.step().loss)
+        written = save(manager)
+    with accelmgr.Manager(Mean(), Drawn(kind), checkpoint__resume=written.path, **options) as manager:
+        found += [manager.step().loss for _ in range(8)]
+    assert found == pytest.approx(expected)
+    dataset, seeded = Drawn(kind), Drawn(kind, seed=2)
+    others = [seeded[index].item() for index in range(3)]
+    with accelmgr.Manager(Mean(), dataset, prefetch=0, **options | {"checkpoint__directory": ""}) as manager:
+        assert manager.step().loss == pytest.approx(expected[0])
+        dataset.parts[0].generator = Drawn(kind, seed=2).parts[0].generator
+        manager.refresh()
+        assert [manager.step().loss for _ in range(2)] == pytest.approx(others[1:])  # Element 0 is read again first.

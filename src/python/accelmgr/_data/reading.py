@@ -3,8 +3,9 @@
 
 No step has elements of two epochs, or of two batches of a loader: next() returns None at the end of each such part.
 
-The position is a JSON text: how many elements were given, the states of the random generators, and what the dataset's
-own state_dict() returns. With it the elements that follow are the same ones, augmented alike:
+The position is a JSON text: how many elements were given, the states of the random generators, those of the dataset
+included, and what the dataset's own state_dict() returns. With it the elements that follow are the same ones, augmented
+alike:
 
 - a dataset with load_state_dict() (torchdata's StatefulDataLoader and Hugging Face's streams have it) goes on there;
 - an indexed one goes on with dataset[i];
@@ -29,6 +30,7 @@ from typing import Any
 
 import torch
 
+from accelmgr._data import own_generators
 from accelmgr._serialization.checkpoint_values import as_text, decode, encode, from_text
 from accelmgr.errors import ConfigError, DataError
 
@@ -202,6 +204,8 @@ class Reading:
         self._sums = self._again and not isinstance(dataset, (list, tuple))
         self._saved: tuple[Any, str] = None, ""
         self._own: list[torch.Generator] = dataset.own_generators() if hasattr(dataset, "own_generators") else []
+        has_own = restorable and not _has_state(dataset)
+        self._of_dataset = own_generators.find(dataset, self._own) if has_own else []
         self._skip: tuple[int, int] | None = None  # Elements still to be skipped, and their checksum.
         self._ended = ""  # What the last next() has found the end of: a batch or an epoch.
         self._begin_epoch()
@@ -214,6 +218,7 @@ class Reading:
     def _begin_epoch(self) -> None:
         self._begin = generator_states() if self._again else b""
         self._own_begin = [one.get_state() for one in self._own]
+        self._dataset_begin = [one.position() for one in self._of_dataset] if self._again else []
         self._iterator = _once(self._dataset, self._index)
 
     def next(self) -> list[Any] | None:
@@ -285,6 +290,8 @@ class Reading:
         found["generators"] = self._saved[1]
         if self._own:
             found["own"] = [as_text(state) for state in self._own_begin]
+        if self._of_dataset:
+            found["dataset"] = self._dataset_begin or [one.position() for one in self._of_dataset]
         if self._again:
             found["checksum"] = total
         elif _has_state(self._dataset):
@@ -303,6 +310,8 @@ class Reading:
         set_generator_states(base64.b64decode(position["generators"]))
         for own, state in zip(self._own, position.get("own", ()), strict=True):
             own.set_state(from_text(state))
+        for generator, state in zip(self._of_dataset, position.get("dataset", ()), strict=False):
+            generator.restore(state)
         if "state" in position:
             self._dataset.load_state_dict(_decoded(position["state"]))
         if self._again:
@@ -311,7 +320,10 @@ class Reading:
         self._begin_epoch()
 
     def restore_index(self, count: int) -> None:
-        """Goes on with element `count` of an indexed dataset, with the generators as they are."""
+        """Goes on with element `count` of an indexed dataset, with torch's, Python's and NumPy's generators as they
+        are."""
+        for generator in self._of_dataset:
+            generator.restore(None)
         self._count = self._index = count
         if self._epochs != 1 and len(self._dataset):
             self._epoch, self._index = divmod(count, len(self._dataset))
