@@ -110,7 +110,7 @@ def test_what_cannot_be_repeated():
         manager.resize(3)
         result = manager.step(repeat=True)
         assert (result.status, result.counted) == ("runner_lost", False)
-        assert "the team has changed" in result.error
+        assert "the team is no longer the one that made it" in result.error
         assert ranks_step(manager, model) == [4, 5, 6, 7, 8, 9], "and the run goes on"
         assert ranks_step(manager, model, repeat=True) == [4, 5, 6, 7, 8, 9]
 

@@ -160,7 +160,7 @@ def test_without_any_host_and_the_next_one_ends_them(service: Service) -> None:
         manager.step(optimizer=adamw(manager)).raise_for_status()
     begin = ("--update", "--count", str(ENDLESS), "--no-wait")
     assert accelmgr_step(service, *begin) == f"{ENDLESS} steps have begun\n"
-    assert "has begun" in accelmgr_step(service)  # It is refused.
+    assert "try again when they are over" in accelmgr_step(service)  # It is refused.
     assert f"of {ENDLESS} steps are made\n" in accelmgr_says(service, "cancel")
     lines = accelmgr_says(service, "pending").splitlines()
     with attach(service) as manager:
