@@ -580,6 +580,6 @@ def test_of_a_peer_that_has_left_nothing_stays(tmp_path: pathlib.Path) -> None:
         swarm.hosts[0].channel.close()
         swarm.hosts[0].is_gone = True
         couriers = [host.courier for host in swarm.living if host.courier is not None]
-        swarm.until(lambda: all("p0" not in courier._followed for courier in couriers))
-        assert all("p0" not in {*courier._agreement.heard, *courier._heard_at} for courier in couriers)
+        swarm.until(lambda: all("p0" not in courier._hearing._followed for courier in couriers))
+        assert all("p0" not in {*courier._agreement.heard, *courier._hearing._heard_at} for courier in couriers)
         swarm.check_after(max(host.status.round for host in swarm.living))
