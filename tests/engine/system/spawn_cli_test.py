@@ -248,7 +248,7 @@ class TwoNodesTest(SpawnTest):
                 runs[victim].kill()
                 _, err = runs[1 - victim].communicate()
                 self.assertEqual(runs[1 - victim].returncode, 1, err)
-                told = ["node 0, which serves it, has ended", "no heartbeat of node 1 (host"][victim]
+                told = ["node 0, which serves it, has ended", "no heartbeat of node 1 ("][victim]
                 self.assert_contains(err, told, "ended because of it")
                 runs[victim].communicate()
                 self.wait_for_all()
@@ -296,7 +296,7 @@ class ElasticTest(SpawnTest):
         self.expect(runs[2], "3 of 4, node 2, restart 2")
         (self.folder / "finish").touch()
         err = [self.assert_ends(run, DONE) for run in runs]
-        self.assert_contains(err[2], "no heartbeat of node 1 (host", "restart 1 of 3", "came; restart 2 of 3")
+        self.assert_contains(err[2], "no heartbeat of node 1 (", "restart 1 of 3", "came; restart 2 of 3")
         self.wait_for_all()
 
     def test_memory_of_one_node_is_only_for_a_world_of_one_node(self):
