@@ -131,6 +131,7 @@ class Buffers:
                 if identity not in seen:
                     seen[identity] = self._add(name, module._buffers, key, (grown or {}).get(name))
                 self.named.append((name, seen[identity]))
+        self._encoded = [number for number, place in enumerate(self.places) if isinstance(place.owner, Encoded)]
         self.originals = [place.original for place in self.places]
         self._first_forms = [(place.original.dtype, place.original.shape) for place in self.places]
         self.forms: bytearray | None = None
@@ -263,8 +264,9 @@ class Buffers:
                     grew[place.name] = form_of(current)
         if what:
             self._refuse(what, grew)
-        if self.forms is not None:
+        if self._encoded:
             self._settle_encoded()
+        if self.forms is not None:
             self.forms[-1] = 1
 
     def _settle_encoded(self) -> None:
@@ -274,12 +276,11 @@ class Buffers:
             for form, place in zip(self.forms or b"", self.places, strict=False)
             if place.is_attribute and not isinstance(place.owner, Encoded) and form & KIND == OTHER
         }
-        for number, place in enumerate(self.places):
-            if isinstance(place.owner, Encoded):
-                if place.name.rpartition(".")[0] in lost:
-                    self._set_form(number, OTHER, False)
-                else:
-                    self._settle(number, place)
+        for number in self._encoded:
+            if self.places[number].name.rpartition(".")[0] in lost:
+                self._set_form(number, OTHER, False)
+            else:
+                self._settle(number, self.places[number])
 
     def _set_form(self, number: int, kind: int, assigned: bool) -> None:
         if self.forms is not None:

@@ -79,16 +79,26 @@ def are_kept(value: Any, name: str, forms: Forms) -> bool:
     )
 
 
-class Entries(dict[str, Any]):
+class _Attribute(dict[str, Any]):
+    """Stands for the attributes of a module, of which it has one."""
+
+    def __init__(self, attributes: dict[str, Any], name: str) -> None:
+        super().__init__()
+        self._attributes = attributes
+        self._name = name
+
+    def pop(self, key: str, default: Any = None) -> Any:
+        return self._attributes.pop(self._name, default)
+
+
+class Entries(_Attribute):
     """The tensors of a tuple that is an attribute of a module, as if each were an attribute: "0", "1".
 
     If the attribute is anything else, each entry is the attribute itself.
     """
 
     def __init__(self, attributes: dict[str, Any], name: str, count: int) -> None:
-        super().__init__()
-        self._attributes = attributes
-        self._name = name
+        super().__init__(attributes, name)
         self._count = count
 
     def get(self, key: str, default: Any = None) -> Any:
@@ -108,20 +118,15 @@ class Entries(dict[str, Any]):
             value = tuple(entries)
         self._attributes[self._name] = value
 
-    def pop(self, key: str, default: Any = None) -> Any:
-        return self._attributes.pop(self._name, default)
 
-
-class Encoded(dict[str, Any]):
+class Encoded(_Attribute):
     """An attribute of a module that is a number or a generator, as if it were a tensor of this form.
 
     If the attribute is anything else, the entry is the attribute itself.
     """
 
     def __init__(self, attributes: dict[str, Any], name: str, form: Form) -> None:
-        super().__init__()
-        self._attributes = attributes
-        self._name = name
+        super().__init__(attributes, name)
         self.tensor = torch.zeros(form[1], dtype=getattr(torch, form[0]))
 
     def get(self, key: str, default: Any = None) -> Any:
@@ -134,9 +139,6 @@ class Encoded(dict[str, Any]):
             self.decode()
         else:
             self._attributes[self._name] = value
-
-    def pop(self, key: str, default: Any = None) -> Any:
-        return self._attributes.pop(self._name, default)
 
     def decode(self) -> None:
         """Gives the attribute the value of its tensor, which was written."""
