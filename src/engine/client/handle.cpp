@@ -314,7 +314,7 @@ void Handle::recover() {
     throw UsageError(fmt::format(
         "recover() was called while the manager process (pid {}) runs; call it when that process is gone",
         link.manager_pid()));
-  state_->start_over();
+  state_->start_over(/*reads_again=*/false);
 }
 
 void Handle::refresh() {
@@ -325,14 +325,14 @@ void Handle::refresh() {
     throw UsageError("refresh() was called during a step");
   state_->checkpoints->finish(base::Deadline::in_seconds(timing::checkpoint_write_s));
   state_->link->leave();  // Its processes end while the others begin.
-  state_->start_over();
+  state_->start_over(/*reads_again=*/true);
 }
 
 bool Handle::fork_server_ended() const noexcept { return state_->link->fork_server_ended(); }
 
-void Handle::State::start_over() {
+void Handle::State::start_over(bool reads_again) {
   try {
-    auto other = start_manager_again(config, origin, session->fds(), [this] { link->end(); });
+    auto other = start_manager_again(config, origin, session->fds(), reads_again, [this] { link->end(); });
     checkpoints->manager_lost();
     *link = std::move(other);
   } catch (...) {

@@ -136,7 +136,8 @@ class Handle {
   void recover();
   /// Ends the processes of this manager, and starts others over the same session, as recover() does: with the
   /// start method `fork` they are forks of this process as it is now. A checkpoint that is being written is
-  /// finished first. Blocks and throws as recover() does; throws UsageError during a step.
+  /// finished first, and elements that were read ahead are read again. Blocks and throws as recover() does;
+  /// throws UsageError during a step.
   void refresh();
   /// Whether the fork server has ended, and with it all runners.
   bool fork_server_ended() const noexcept;

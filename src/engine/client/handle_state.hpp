@@ -44,7 +44,7 @@ struct Handle::State {
   /// The runners are ready: this host may step.
   void drive(Link to);
   /// Starts a manager over the session. The one before has ended, or was asked to stop.
-  void start_over();
+  void start_over(bool reads_again);
   void stop() noexcept;
   void end() noexcept;
   void warn_of_unwritten() noexcept;

@@ -135,17 +135,18 @@ std::optional<std::string> end_of_dead(Link& link) noexcept {
   return died ? std::optional(std::move(how)) : std::nullopt;
 }
 
-Link bring_up(Link link, const Config& config, const std::vector<int>& session,
-              const std::function<void()>& free_session, const OnOpening& on_opening) {
+Link bring_up(Link link, const protocol::Begin& begin, double start_timeout_s,
+              const std::vector<int>& session, const std::function<void()>& free_session,
+              const OnOpening& on_opening) {
   std::optional<protocol::Failed> failed;
   try {
-    protocol::send_begin(link.socket(), {.configuration = config::to_yaml(config)}, session);
+    protocol::send_begin(link.socket(), begin, session);
     if (!session.empty()) {
       free_session();
       protocol::send_free(link.socket());
     }
-    const auto deadline = base::Deadline::in_seconds(config.start_timeout + timing::manager_stop_s);
-    const auto wait = [&] { wait_for_answer(link, config.start_timeout, deadline); };
+    const auto deadline = base::Deadline::in_seconds(start_timeout_s + timing::manager_stop_s);
+    const auto wait = [&] { wait_for_answer(link, start_timeout_s, deadline); };
     failed = hear(link, deadline, wait, on_opening);
     if (!failed) return link;
   } catch (const SessionError& error) {
@@ -203,12 +204,13 @@ bool passes(const ServiceAnswer& answer) {
 
 Link start_manager(const Config& config, const Origin& origin, const OnOpening& opening) {
   return bring_up(
-      execute(origin), config, {}, [] {}, opening);
+      execute(origin), {.configuration = config::to_yaml(config)}, config.start_timeout, {}, [] {}, opening);
 }
 
 Link start_manager_again(const Config& config, const Origin& origin, const std::vector<int>& session,
-                         const std::function<void()>& free_session) {
-  return bring_up(execute(origin), config, session, free_session, [](const protocol::Opening&) {});
+                         bool reads_again, const std::function<void()>& free_session) {
+  return bring_up(execute(origin), {.configuration = config::to_yaml(config), .reads_again = reads_again},
+                  config.start_timeout, session, free_session, [](const protocol::Opening&) {});
 }
 
 Link attach(const std::string& path, const Attaching& how, const OnOpening& opening) {

@@ -36,9 +36,9 @@ using OnOpening = std::function<void(protocol::Opening)>;
 Link start_manager(const Config& config, const Origin& origin, const OnOpening& opening);
 /// Starts a manager that takes over the session of the descriptors `session`. Calls `free_session` before
 /// that manager looks at the session: no process of an earlier manager may work on it when that returns.
-/// Blocks and throws as start_manager().
+/// reads_again: see protocol::Begin. Blocks and throws as start_manager().
 Link start_manager_again(const Config& config, const Origin& origin, const std::vector<int>& session,
-                         const std::function<void()>& free_session);
+                         bool reads_again, const std::function<void()>& free_session);
 
 struct Attaching {
   std::string name{};        ///< How the service names this host. Empty: the name of this program.

@@ -60,7 +60,7 @@ Loader::Loader(std::unique_ptr<BatchSource> source, const session::LoaderView& v
   check(to);
   for (int rank = 0; rank < session_->ranks(); ++rank) queues_.emplace_back(view, rank);
   known_end_ = data_cursor(*session_);
-  if (!go_on(to)) begin(to, known_end_);
+  if (loading.reads_again || !go_on(to)) begin(to, known_end_);
 }
 
 void Loader::check(const session::Assignment& to) const {

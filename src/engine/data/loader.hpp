@@ -9,7 +9,7 @@
 //     that was being written is read from the source again.
 //   - If there is no sharding, an unfinished one, or one to another team or with other shares, all elements
 //     that are not consumed are assigned again from the source. The same happens if a short step was not yet
-//     whole.
+//     whole, or if the data may have changed (Loading::reads_again).
 //
 // In each case the source first goes to the data cursor: from its state in the session, and by reading on
 // from there.
@@ -46,6 +46,7 @@ struct Loading {
   int prefetch = 0;        ///< Elements beyond a step that are loaded ahead for each rank.
   bool with_step = false;  ///< Elements of a step are read during its attempts, and not before.
   bool drop_last = true;
+  bool reads_again = false;  ///< Elements that an earlier loader has read ahead are read again.
 };
 
 /// do_work() makes some progress and never waits for a queue. In production run() calls it in a thread; tests

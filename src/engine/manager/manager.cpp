@@ -41,20 +41,20 @@ void Manager::make_session(const std::string& resume, const SessionOwner::Prepar
   begin_session(SessionOwner::make(chosen_.config, prepared));
 }
 
-void Manager::take_over(std::vector<base::UniqueFd> session) {
+void Manager::take_over(std::vector<base::UniqueFd> session, bool reads_again) {
   chosen_.claims = device::GpuClaims(chosen_.config);
   if (!chosen_.claims.missed().empty())
     base::log().warn("another session has {} by now; the runners of this one compute there too",
                      chosen_.claims.missed());
   for (const int fd : chosen_.claims.sockets()) ipc::close_in_forks(fd);
-  begin_session(SessionOwner::take_over(chosen_.config, std::move(session)));
+  begin_session(SessionOwner::take_over(chosen_.config, std::move(session)), reads_again);
 }
 
-void Manager::begin_session(SessionOwner owner) {
+void Manager::begin_session(SessionOwner owner, bool reads_again) {
   owner_.emplace(std::move(owner));
   owner_->session().keep_from_children();
   config::arm_faults(chosen_.config, -1, owner_->session().control().managers.load());
-  loader_ = &owner_->start_loading(chosen_.config);
+  loader_ = &owner_->start_loading(chosen_.config, reads_again);
 }
 
 void Manager::start(Events events) {
@@ -162,7 +162,7 @@ void open_session(int socket, const Manager& manager, const session::Session& se
                   {.tenure = Tenure::of_host, .ends_with = host_pidfd.get(), .image = image}, {socket.get()});
   if (takes_over) {
     protocol::receive_free(socket.get(), base::Deadline::in_seconds(timing::first_words_s));
-    manager.take_over(std::move(begin.session));
+    manager.take_over(std::move(begin.session), begin.reads_again);
     open_session(socket.get(), manager, manager.session(), /*needs_values=*/false, /*has_session=*/true);
   } else {
     manager.make_session(given.checkpoint.resume, [&](const session::Session& session, bool needs_values) {

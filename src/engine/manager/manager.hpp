@@ -48,9 +48,9 @@ class Manager : base::Unmovable {
   /// Creates the session, with the values of the checkpoint at `resume` (empty: those of the model), and
   /// starts the loader. Blocks. Throws as SessionOwner::make() does.
   void make_session(const std::string& resume, const SessionOwner::Prepared& prepared);
-  /// Goes on with the session of an earlier manager, and claims its GPUs. Throws as SessionOwner::take_over()
-  /// does.
-  void take_over(std::vector<base::UniqueFd> session);
+  /// Goes on with the session of an earlier manager, and claims its GPUs. reads_again: see data::Loading.
+  /// Throws as SessionOwner::take_over() does.
+  void take_over(std::vector<base::UniqueFd> session, bool reads_again);
 
   struct Events {
     std::function<void()> ready, gave_up;  ///< See Supervisor::start().
@@ -84,7 +84,7 @@ class Manager : base::Unmovable {
   void abandon() noexcept;
 
  private:
-  void begin_session(SessionOwner owner);
+  void begin_session(SessionOwner owner, bool reads_again = false);
 
   boost::asio::io_context& loop_;
   ChosenDevices chosen_;

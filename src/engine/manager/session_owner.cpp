@@ -95,13 +95,14 @@ SessionOwner SessionOwner::take_over(const Config& config, std::vector<base::Uni
   return {std::move(session), std::move(manifest), make_data(config)};
 }
 
-const data::Loader& SessionOwner::start_loading(const Config& config) {
+const data::Loader& SessionOwner::start_loading(const Config& config, bool reads_again) {
   loader_ = base::in_user_code<DataError>(name_of_source(config), [&] {
     return std::make_unique<data::Loader>(std::move(source_), session::LoaderView(*session_), *manifest_,
                                           data::Loading{.batch_size = config.batch_size_per_device,
                                                         .prefetch = config.prefetch,
                                                         .with_step = config.prefetch == 0,
-                                                        .drop_last = config.data.drop_last});
+                                                        .drop_last = config.data.drop_last,
+                                                        .reads_again = reads_again});
   });
   std::thread([loader = loader_.get()] { loader->run(); }).detach();
   return *loader_;

@@ -37,8 +37,8 @@ class SessionOwner {
   const session::Manifest& manifest() const noexcept { return *manifest_; }
 
   /// Starts the loader on a detached thread. The thread ends with the process, because the source may block
-  /// it for ever. Throws DataError.
-  const data::Loader& start_loading(const Config& config);
+  /// it for ever. reads_again: see data::Loading. Throws DataError.
+  const data::Loader& start_loading(const Config& config, bool reads_again);
 
  private:
   SessionOwner(session::Session session, session::Manifest manifest, std::unique_ptr<BatchSource> source)

@@ -135,6 +135,7 @@ void each_field(auto& io, Is<Saved> auto& m) {
 }
 void each_field(auto& io, Is<Begin> auto& m) {
   io.file("configuration_bytes", m.configuration);
+  io("reads_again", m.reads_again);
   io.session(m.session, 0);
 }
 void each_field(auto& io, Is<Opening> auto& m) {

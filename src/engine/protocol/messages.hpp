@@ -55,6 +55,7 @@ struct Begin {
   std::string configuration{};  ///< YAML
   /// That of an earlier manager, as session::Session::fds() returns it. Empty: a new one is to be made.
   std::vector<base::UniqueFd> session{};
+  bool reads_again = false;  ///< The elements that are read ahead are read again: the data may have changed.
 };
 
 /// The session, which the host drives from now on. A new one holds the initial parameters: the host may free
@@ -97,7 +98,7 @@ struct Failed {
 };
 
 /// Counts the changes of these messages.
-inline constexpr std::uint64_t messages_version = 5;
+inline constexpr std::uint64_t messages_version = 6;
 /// A hash of the session's layout, messages_version and the version of accelmgr. A service and those who
 /// attach to it must have the same one.
 std::uint64_t build_fingerprint() noexcept;

@@ -106,6 +106,7 @@ struct Kills {
   int at;
   int every;  ///< 0: once.
   bool torn;
+  bool reads_again = false;  ///< Of the loader that follows.
 };
 
 /// Runs a training with steps, aborts and four teams, and kills its loader as `kills` says. Returns the
@@ -122,7 +123,7 @@ int train(Shape shape, NumbersPlan plan, const std::vector<Team>& teams, Kills k
         calls == kills.at || (kills.every > 0 && calls > kills.at && (calls - kills.at) % kills.every == 0);
     if (due) {
       if (kills.torn && calls > 0) tear(t, before);
-      t.kill();
+      t.kill(kills.reads_again);
     }
     t.loader();
     before = Written(t);
@@ -173,14 +174,15 @@ class Recovery : public testing::TestWithParam<std::tuple<bool, bool, bool>> {
     if (std::get<2>(GetParam())) return {{0b111, {1, 2, 1}}, {0b111, {2, 1, 1}}, {0b110, {0, 1, 3}}, 0b111};
     return {0b111, 0b101, 0b110, 0b111};
   }
-  void kill_everywhere(int every, bool torn) {
+  void kill_everywhere(int every, bool torn, bool reads_again = false) {
     for (const int batch_size : {1, 2, 3})
       for (const std::int64_t count : {36, 41})
         for (const std::int64_t epoch : {0, 17}) {
           auto plan = this->plan(count);
           plan.epoch = epoch;
           const int calls = train(shape(batch_size), plan, teams(), {.at = -1, .every = 0, .torn = false});
-          for (int at = 0; at <= calls; ++at) train(shape(batch_size), plan, teams(), {at, every, torn});
+          for (int at = 0; at <= calls; ++at)
+            train(shape(batch_size), plan, teams(), {at, every, torn, reads_again});
         }
   }
 };
@@ -195,6 +197,8 @@ INSTANTIATE_TEST_SUITE_P(States, Recovery,
 TEST_P(Recovery, BetweenAnyTwoCallsLosesAndDoublesNothing) { kill_everywhere(0, false); }
 TEST_P(Recovery, InsideAnyCallLosesAndDoublesNothing) { kill_everywhere(0, true); }
 TEST_P(Recovery, AgainAndAgainLosesAndDoublesNothing) { kill_everywhere(50, true); }
+
+TEST_P(Recovery, ReadingAgainLosesAndDoublesNothing) { kill_everywhere(0, true, true); }
 
 TEST_P(Recovery, ResumesFromACheckpointOfAnyStepInANewSession) {
   for (const int batch_size : {1, 2})
@@ -233,6 +237,21 @@ TEST(RecoveryReading, GoesOnInTheSlotsAsTheyAreAndReadsOnFromTheState) {
   EXPECT_EQ(*plan.reads, 20u) << "6 to 25 were assigned";
   t.work(1);
   EXPECT_EQ(t.loader().assigned(), assigned + 1);
+  t.finish();
+}
+
+TEST(RecoveryReading, ReadsAgainWhatNoStepHasConsumedIfTheDataMayHaveChanged) {
+  const NumbersPlan plan{.count = 100, .states = true};
+  Training t({.ranks = 2, .slots = 4, .batch_size = 3}, plan);
+  t.work();
+  ASSERT_TRUE(t.step());
+  t.work();
+  *plan.reads = 0;
+  t.kill(/*reads_again=*/true);
+  EXPECT_EQ(t.loader().assigned(), 6u);
+  EXPECT_EQ(t.state(0, 1), session::BatchQueue::State::empty);
+  t.work(1);
+  EXPECT_EQ(*plan.reads, 1u) << "its state is that of the data cursor";
   t.finish();
 }
 

@@ -182,14 +182,18 @@ class Training {
   /// Makes the loader if there is none.
   Loader& loader() {
     if (!loader_)
-      loader_.emplace(
-          std::make_unique<Numbers>(plan_), session_, manifest_,
-          Loading{
-              .batch_size = shape_.batch_size, .prefetch = shape_.prefetch, .drop_last = shape_.drop_last});
+      loader_.emplace(std::make_unique<Numbers>(plan_), session_, manifest_,
+                      Loading{.batch_size = shape_.batch_size,
+                              .prefetch = shape_.prefetch,
+                              .drop_last = shape_.drop_last,
+                              .reads_again = reads_again_});
     return *loader_;
   }
   /// Ends the loader. loader() makes the next one, with a new source.
-  void kill() { loader_.reset(); }
+  void kill(bool reads_again = false) {
+    loader_.reset();
+    reads_again_ = reads_again;
+  }
   /// The plan of the next loader's source.
   NumbersPlan& plan() { return plan_; }
   void work() {
@@ -362,6 +366,7 @@ class Training {
   }
 
   Shape shape_;
+  bool reads_again_ = false;  ///< Of the next loader.
   NumbersPlan plan_;
   session::Manifest manifest_;
   ReusedSession reused_;

@@ -78,12 +78,14 @@ TEST_F(MessagesTest, ABeginningWithASessionToGoOnWithArrives) {
   auto begin = receive_begin(manager.get(), soon());
   EXPECT_EQ(begin.configuration, yaml);
   EXPECT_TRUE(begin.session.empty());
+  EXPECT_FALSE(begin.reads_again);
   const auto first = zero(), second = null();
-  send_begin(host.get(), {}, {first.get(), second.get()});
+  send_begin(host.get(), {.reads_again = true}, {first.get(), second.get()});
   send_free(host.get());
   begin = receive_begin(manager.get(), soon());
   receive_free(manager.get(), soon());
   EXPECT_EQ(begin.configuration, "");
+  EXPECT_TRUE(begin.reads_again);
   ASSERT_EQ(begin.session.size(), 2u);
   EXPECT_EQ(device(begin.session[0]), device(zero()));
   EXPECT_EQ(device(begin.session[1]), device(null()));
