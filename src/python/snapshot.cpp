@@ -5,10 +5,12 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <utility>
 #include <vector>
 
 #include "base/unmovable.hpp"
+#include "python/content.hpp"
 #include "python/interpreter.hpp"
 
 namespace nb = nanobind;
@@ -23,6 +25,7 @@ enum class Kind : std::uint8_t {
   attribute,  ///< An attribute. It may be missing.
   equal,      ///< The object itself, by ==, with a copy that a method has returned.
   result,     ///< What a method returns, by ==.
+  content,    ///< What its memory holds, by a hash.
 };
 
 /// Whether one value may stand for the other. Numbers and texts are compared, other objects must be the same.
@@ -57,6 +60,11 @@ class Snapshot : base::Unmovable {
     return add(Kind::result, std::move(owner), std::move(method));
   }
 
+  /// Throws python_error if a buffer has gaps.
+  std::size_t add_content(nb::object owner, std::size_t pieces) {
+    return add(Kind::content, std::move(owner), nb::cast(pieces));
+  }
+
   std::vector<std::size_t> changed() const {
     std::vector<std::size_t> found;
     for (std::size_t i = 0; i < entries_.size(); ++i)
@@ -66,6 +74,7 @@ class Snapshot : base::Unmovable {
 
   void note(std::size_t index) {
     auto& entry = entries_.at(index);
+    note_memory(entry);
     for (auto* value : std::exchange(entry.before, read(entry))) Py_XDECREF(value);
   }
 
@@ -99,12 +108,14 @@ class Snapshot : base::Unmovable {
   struct Entry {
     Kind kind;
     PyObject* owner;
-    PyObject* name;  ///< A key, an attribute, a method; null for items.
+    PyObject* name;  ///< A key, an attribute, a method; of content the number of pieces; null for items.
     std::vector<PyObject*> before{};
+    std::span<const std::byte> memory{};  ///< Of a tensor, where it was when it was noted.
   };
 
   std::size_t add(Kind kind, nb::object owner, nb::object name) {
     Entry entry{kind, owner.ptr(), name.ptr()};
+    note_memory(entry);
     entry.before = read(entry);
     owner.release();
     name.release();
@@ -112,8 +123,21 @@ class Snapshot : base::Unmovable {
     return entries_.size() - 1;
   }
 
+  static void note_memory(Entry& entry) {
+    const bool is_tensor = entry.kind == Kind::content && PyObject_CheckBuffer(entry.owner) == 0;
+    if (is_tensor) entry.memory = memory_of_object(entry.owner);
+  }
   static nb::object called(const Entry& entry) {
     return nb::borrow(entry.owner).attr(nb::borrow<nb::str>(entry.name))();
+  }
+  static nb::object digested(const Entry& entry) {
+    const auto memory = entry.memory.empty() ? memory_of_object(entry.owner) : entry.memory;
+    return nb::cast(digest(memory, nb::cast<std::size_t>(nb::handle(entry.name))));
+  }
+  /// Whether it has other memory than when it was noted.
+  static bool has_moved(const Entry& entry) {
+    return !entry.memory.empty() &&
+           address_of_tensor(entry.owner) != reinterpret_cast<std::uintptr_t>(entry.memory.data());
   }
   /// New references; null for what is missing.
   static std::vector<PyObject*> read(const Entry& entry) {
@@ -139,6 +163,9 @@ class Snapshot : base::Unmovable {
       case Kind::equal:
       case Kind::result:
         values.push_back(called(entry).release().ptr());
+        break;
+      case Kind::content:
+        values.push_back(digested(entry).release().ptr());
         break;
     }
     return values;
@@ -191,6 +218,12 @@ class Snapshot : base::Unmovable {
         return is_equal(entry.owner, before[0]);
       case Kind::result:
         return is_equal(called(entry).ptr(), before[0]);
+      case Kind::content:
+        try {
+          return !has_moved(entry) && is_equal(digested(entry).ptr(), before[0]);
+        } catch (const nb::python_error&) {  // It is another kind of tensor by now.
+          return false;
+        }
     }
     return false;
   }
@@ -223,6 +256,11 @@ PyType_Slot snapshot_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(travers
 }  // namespace
 
 void bind_snapshot(nb::module_& module) {
+  module.def(
+      "digest", [](nb::handle owner, std::size_t pieces) { return digest(memory_of_object(owner), pieces); },
+      nb::arg("owner"), nb::arg("pieces") = usual_pieces,
+      "A hash of what the memory of a tensor of the CPU holds, or of an object with a buffer. If that "
+      "is more than so many pieces of 64 bytes, that many at equal distances are hashed.");
   nb::class_<Snapshot>(module, "Snapshot", nb::type_slots(snapshot_slots),
                        "Notes what objects hold, and finds those that hold something else by now. Numbers "
                        "and texts are compared, other objects must be the same ones. Each add_ returns the "
@@ -235,6 +273,8 @@ void bind_snapshot(nb::module_& module) {
            "The object, by ==, with the copy that this method of it returns.")
       .def("add_result", &Snapshot::add_result, nb::arg("owner"), nb::arg("method"),
            "What this method returns, by ==.")
+      .def("add_content", &Snapshot::add_content, nb::arg("owner"), nb::arg("pieces"),
+           "What the memory of a tensor of the CPU holds, or of an object with a buffer; see digest().")
       .def("changed", &Snapshot::changed, "The numbers of entries that have changed.")
       .def("note", &Snapshot::note, nb::arg("entry"), "Notes anew what this entry holds.")
       .def("before", &Snapshot::before, nb::arg("entry"),

@@ -12,6 +12,7 @@ import pathlib
 import textwrap
 from collections.abc import Iterator
 
+import numpy
 import pytest
 import torch
 from conftest import RECORD, descriptors
@@ -20,6 +21,7 @@ from programs import run_script
 from torch import nn
 
 import accelmgr
+from accelmgr._memory.files import are_of_files
 
 ONE = {"nprocs": 1, "batch_size_per_device": 1}
 
@@ -156,13 +158,88 @@ def test_with_another_start_method_such_a_change_is_named_and_refresh_helps() ->
         assert manager.statistics().elements == 2
 
 
-def test_a_dataset_that_was_changed_is_read_anew_behind_what_was_read_ahead() -> None:
+@pytest.mark.parametrize("prefetch", [0, 8])
+def test_a_dataset_that_was_changed_is_read_anew_also_where_it_was_read_ahead(prefetch: int) -> None:
     dataset = Rows()
-    with accelmgr.Manager(Line(), dataset, prefetch=0, **ONE) as manager:
+    with accelmgr.Manager(Line(), dataset, prefetch=prefetch, **ONE) as manager:
         assert manager.step().loss == 1
         dataset.epoch = 1
-        seen = [manager.step().loss for _ in range(6)]
-    assert seen[-1] == 1007 and sorted(value % 1000 for value in seen) == [2, 3, 4, 5, 6, 7]
+        assert [manager.step().loss for _ in range(3)] == [1002, 1003, 1004]
+        dataset.epoch = 0
+        assert [manager.step().loss for _ in range(2)] == [5, 6]
+
+
+class Held(torch.utils.data.Dataset[torch.Tensor]):
+    """Multiplies what it holds, in several forms."""
+
+    def __init__(self, rows: int) -> None:
+        self.tensor, self.array = torch.ones(rows), numpy.ones(rows)
+        self.list, self.dict = [1.0] * rows, dict.fromkeys(range(rows), 1.0)
+        self.deque = collections.deque(self.list, rows)
+        self.dates = numpy.array(["2020-01-01"] * rows, dtype="datetime64[D]")
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        day = 1.0 + float(self.dates[index] != numpy.datetime64("2020-01-01"))
+        return self.tensor[index] * self.array[index] * self.list[index] * self.dict[index] * self.deque[-1] * day
+
+
+TRACELESS = {
+    "tensor": lambda held: held.tensor.data.fill_(2.0),
+    "tensor, as array": lambda held: held.tensor.numpy().fill(2.0),
+    "tensor, other memory": lambda held: setattr(held.tensor, "data", 2 * held.tensor),
+    "array": lambda held: held.array.fill(2.0),
+    "dates": lambda held: held.dates.__iadd__(1),
+    "list": lambda held: operator.setitem(held.list, 2, 2.0),
+    "dict": lambda held: operator.setitem(held.dict, 2, 2.0),
+    "deque": lambda held: held.deque.append(2.0),
+}
+
+
+@pytest.mark.parametrize("rows", [64, 50_000])
+@pytest.mark.parametrize("change", TRACELESS)
+def test_writes_that_leave_no_trace_are_found_by_content(change: str, rows: int) -> None:
+    held = Held(rows)
+    with accelmgr.Manager(Line(), held, **ONE) as manager:
+        before = pids(manager)
+        assert manager.step().loss == 1 and manager.step().loss == 1
+        assert pids(manager) == before
+        TRACELESS[change](held)
+        assert manager.step().loss == 2
+
+
+def test_of_large_tensors_a_sample_is_compared() -> None:
+    held = Held(64)
+    held.more = [torch.zeros(1 << 20) for _ in range(3)]
+    with accelmgr.Manager(Line(), held, **ONE) as manager:
+        for tensor in held.more:
+            before = pids(manager)
+            assert manager.step().ok and pids(manager) == before
+            tensor.data.fill_(1.0)
+            assert manager.step().ok and pids(manager) != before
+
+
+def test_a_write_without_a_trace_to_an_attribute_or_a_large_buffer_is_told() -> None:
+    model = Line()
+    model.factor = torch.ones(())
+    model.register_buffer("mask", torch.ones(1 << 16))
+    model.inner.register_forward_hook(lambda module, inputs, output: output * model.mask[5])
+    with accelmgr.Manager(model, Rows(), **ONE) as manager:
+        before = pids(manager)
+        assert manager.step().loss == 1
+        model.factor.data.fill_(3.0)
+        assert manager.step().loss == 2 * 3
+        model.mask.numpy().fill(2.0)
+        assert manager.step().loss == 3 * 3 * 2
+        assert pids(manager) == before
+
+
+def test_memory_of_a_file_is_not_read(tmp_path: pathlib.Path) -> None:
+    """Of an array that is larger than what is compared in full."""
+    file = numpy.memmap(tmp_path / "rows", dtype="float32", mode="w+", shape=1 << 20)
+    assert are_of_files([file.ctypes.data, torch.ones(8).data_ptr()]) == [True, False]
 
 
 @pytest.mark.parametrize(("refresh", "found"), [("never", [1, 2, 3]), ("always", [1, 4, 6]), ("auto", [1, 4, 6])])

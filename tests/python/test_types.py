@@ -30,6 +30,8 @@ ANYTHING = [
     "spawn*",
     "*_multiprocess",
     "DeviceStream.__eq__",
+    "digest",  # Of a tensor, or of any object with a buffer.
+    "thread_dict",  # Of Python, which keeps there what it likes.
     "Snapshot.*",  # It notes objects of any class.
     "CudaTransport.*",  # Tensors of torch, which the extension module does not import.
 ]

@@ -495,8 +495,8 @@ class Manager(InnerDriver):
         With the start method `fork` they are forks of this process as it is now, over the same session; otherwise
         model and dataset are pickled again, and this is rebind(). Position in the data, generators of the runners,
         parameters, gradients and buffers go on, and tensors that forward() keeps in attributes of modules. What
-        forward() or the dataset has left in other objects is lost. Elements that were read ahead (`prefetch`) stay as
-        they are. Where this process cannot be forked any more (it has used CUDA, for instance), `auto` goes on with
+        forward() or the dataset has left in other objects is lost. Elements that were read ahead (`prefetch`) are read
+        again. Where this process cannot be forked any more (it has used CUDA, for instance), `auto` goes on with
         processes of `spawn`, with a warning; with the start method `fork` that is a SessionError.
         """
         self._check_idle("refresh")

@@ -8,6 +8,7 @@
 #include "base/ipc/memory.hpp"
 #include "base/unique_fd.hpp"
 #include "engine/replica/model.hpp"
+#include "python/content.hpp"
 
 namespace nb = nanobind;
 
@@ -80,7 +81,8 @@ std::vector<std::size_t> Handle::differing_buffers(const std::vector<std::uintpt
   for (std::size_t i = 0; i < at.size(); ++i) {
     const auto& entry = manifest_.buffers.at(i);
     const auto* const buffer = reinterpret_cast<const std::byte*>(at[i]);
-    if (buffer != nullptr && std::memcmp(buffer, committed + entry.offset, entry.bytes) != 0)
+    if (buffer != nullptr &&
+        !is_alike({buffer, entry.bytes}, {committed + entry.offset, entry.bytes}, usual_pieces))
       numbers.push_back(i);
   }
   return numbers;
@@ -135,7 +137,8 @@ void bind_tensors(HandleClass& type) {
       .def("copy_buffers", &Handle::copy_buffers, nb::arg("to"),
            "Copies them to the addresses of dense tensors, in the order of buffer_shapes(); 0: not this one.")
       .def("differing_buffers", &Handle::differing_buffers, nb::arg("at"),
-           "The numbers of those that have other bytes at these addresses; 0: not this one.")
+           "The numbers of those that have other bytes at these addresses; 0: not this one. Of more "
+           "than 64 KiB a sample is compared; see digest().")
       .def(
           "update_buffers",
           [](Handle& self, const std::vector<Addressed>& tensors) {

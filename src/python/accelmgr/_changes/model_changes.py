@@ -28,8 +28,6 @@ MODES = "<modes>"
 """The name of a buffer that the model does not have."""
 OF_HOST = {MODES, PUBLISHED}
 """Buffers in which the host tells runners what it has changed."""
-COMPARED_BYTES = 1 << 16
-"""The content of buffers up to this size is compared: statistics of normalization are smaller."""
 
 _address = torch.Tensor.data_ptr
 _training = operator.attrgetter("training")
@@ -143,8 +141,9 @@ def _addresses(values: list[Any]) -> list[int]:
 class Changes:
     """Finds the buffers and modes that the host has changed since they were last sent to the runners.
 
-    A buffer has changed if it is another tensor, or has another version or other memory; or, as far as COMPARED_BYTES,
-    if its content is not that of the last committed step: batch normalization writes statistics without a new version.
+    A buffer has changed if it is another tensor, or has another version or other memory; or if its content is not that
+    of the last committed step: batch normalization writes statistics without a new version. Of more than 64 KiB a
+    sample is compared.
     """
 
     def __init__(
@@ -215,7 +214,7 @@ class Changes:
                 continue
             if tensor.is_contiguous() and tuple(tensor.shape) == shape:
                 address = self._targets[number] = tensor.data_ptr()
-                own = tensor.untyped_storage().nbytes() == tensor.nbytes <= COMPARED_BYTES
+                own = tensor.untyped_storage().nbytes() == tensor.nbytes
                 if own and address not in addresses:
                     self._compared[address] = number, tensor
                 else:
@@ -231,7 +230,7 @@ class Changes:
             self._compared_targets[number] = address
 
     def _differing(self) -> list[int]:
-        """The numbers of small buffers whose content is not that of the last committed step."""
+        """The numbers of buffers whose content is not that of the last committed step."""
         addresses = list(map(_address, self._compared_tensors))
         if addresses != self._compared_addresses:  # The memory of some is gone.
             self._find_dense()

@@ -440,9 +440,9 @@ class Driver:
     def update_buffers(self) -> None:
         """Sends all buffers of the host's model to the runners, which compute the next step with them.
 
-        step() itself sends the buffers that were written in place or assigned. Call this after writes to more than
-        64 KiB that torch does not record in the tensor (`.data`, numpy()). Raises ModelError for a buffer whose shape
-        or dtype has changed.
+        step() itself sends the buffers that were written in place or assigned. Call this after a write to a part of a
+        buffer of more than 64 KiB that torch does not record in the tensor (`.data`, numpy()): of such a buffer a
+        sample is compared. Raises ModelError for a buffer whose shape or dtype has changed.
         """
         self._check_idle("update_buffers")
         if self._binding is not None:

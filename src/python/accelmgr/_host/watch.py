@@ -8,13 +8,16 @@ that functions of the script name. Modules of its project are as the script is; 
 from __future__ import annotations
 
 import array
+import bisect
 import builtins
 import collections
 import contextvars
 import dataclasses
 import dis
 import functools
+import itertools
 import logging
+import operator
 import random
 import sys
 import threading
@@ -29,6 +32,7 @@ import torch
 from accelmgr import _native
 from accelmgr._changes.grown_buffers import Forms
 from accelmgr._changes.kept_attributes import are_kept
+from accelmgr._memory.files import are_of_files
 from accelmgr._memory.tensors import storage_of
 from accelmgr._model.session_tensors import named_leaves
 from accelmgr._serialization.origin import is_of_project, is_of_script
@@ -37,9 +41,13 @@ OF_TENSORS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 IGNORED = frozenset({"training", "_compiled_call_impl"})
 """Attributes of a module that change no number, or of which runners hear in another way."""
 MOST_ENTRIES = 1000
-"""The most entries of a dataset's container that are looked at; of a longer one the length alone is compared."""
-MOST_BYTES = 1 << 20
-"""The largest array whose content is compared."""
+"""The most entries of a dataset's container whose content is looked at."""
+MOST_COMPARED = 100_000
+"""In a longer list or dict, as far as this, other entries are found; beyond it the length alone is compared."""
+WHOLE_BYTES = 1 << 20
+"""The content of tensors and arrays is compared whole as far as this in all, beginning with the smallest."""
+PIECES = 1 << 10
+"""Of all larger ones together so many pieces of 64 bytes are compared."""
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 _LEAVES = (
@@ -122,11 +130,29 @@ def _slots_of(value: Any) -> list[str]:
     return [name for name in names if name[:2] != "__" and hasattr(value, name)]
 
 
-def _version_of(tensor: torch.Tensor) -> int:
-    """-1 for a tensor whose writes leave no trace, or are seen by all processes."""
-    if tensor.is_inference() or (tensor.layout is torch.strided and tensor.is_shared()):  # type: ignore[no-untyped-call]
-        return -1
-    return tensor._version
+def _is_seen_by_all(tensor: torch.Tensor) -> bool:
+    """Whether all processes have this memory."""
+    return tensor.layout is torch.strided and tensor.is_shared()  # type: ignore[no-untyped-call]
+
+
+def _has_content(tensor: torch.Tensor) -> bool:
+    """Whether its content can be compared: writes by `.data` or NumPy leave no other trace."""
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
+        return False
+    return tensor.device.type == "cpu" and not tensor.is_nested and not _is_seen_by_all(tensor)
+
+
+def _state_of(tensor: torch.Tensor) -> tuple[int, int]:
+    """Version and content, as far as the tensor has them."""
+    version = 0 if tensor.is_inference() or _is_seen_by_all(tensor) else tensor._version
+    return version, _native.digest(tensor) if _has_content(tensor) else 0
+
+
+def _address_of(value: Any) -> int:
+    """The first byte of a tensor, of a NumPy array, or of another object with a buffer, which has no file."""
+    if isinstance(value, torch.Tensor):
+        return value.data_ptr()
+    return int(value.__array_interface__["data"][0]) if _is_numpy(value, "ndarray") else 0
 
 
 def _is_in(storages: set[int], tensor: torch.Tensor) -> bool:
@@ -157,8 +183,10 @@ class Watch:
         """The name of each entry of the snapshot, for people."""
         self._modules: dict[int, tuple[str, torch.nn.Module]] = {}
         """Entries that are the attributes of a module of the model: the module's path, and the module."""
-        self._tensors: dict[tuple[str, str], tuple[torch.Tensor, int]] = {}
-        """Attributes of modules that are tensors, and their versions."""
+        self._tensors: dict[tuple[str, str], tuple[torch.Tensor, tuple[int, int]]] = {}
+        """Attributes of modules that are tensors, with their states."""
+        self._contents: list[tuple[str, Any, int]] = []
+        """Tensors and arrays that the walk has found: name, object, size in bytes."""
         self._plain: dict[int, tuple[str, str, Any]] = {}
         """Entries that are containers of values: path of the module, name of its attribute, and the container."""
         self._seen: set[int] = set()
@@ -181,6 +209,7 @@ class Watch:
         self._follow_long = False
         for name, value in others.items():
             self._walk(name, value)
+        self._add_contents()
         self._seen = set()
 
     def __len__(self) -> int:
@@ -198,8 +227,8 @@ class Watch:
                 self._snapshot.note(index)
             else:
                 found.others.append(self._what[index])
-        for (path, name), (tensor, version) in self._tensors.items():
-            if (now := _version_of(tensor)) != version:
+        for (path, name), (tensor, state) in self._tensors.items():
+            if (now := _state_of(tensor)) != state:
                 self._tensors[path, name] = tensor, now
                 found.attributes[path, name] = tensor
         return found
@@ -232,7 +261,20 @@ class Watch:
         if self._is_kept(path, name, value):
             return
         if isinstance(value, torch.Tensor) and id(value) not in self._known:
-            self._tensors[path, name] = value, _version_of(value)
+            self._tensors[path, name] = value, _state_of(value)
+
+    def _add_contents(self) -> None:
+        found = sorted(self._contents, key=operator.itemgetter(2))
+        sums = list(itertools.accumulate(size for _, _, size in found))
+        whole = bisect.bisect_right(sums, WHOLE_BYTES)
+        for name, value, size in found[:whole]:
+            self._entry(name, self._snapshot.add_content(value, size // 64 + 2))
+        if large := found[whole:]:
+            of_files = are_of_files(_address_of(value) for _, value, _ in large)
+            large = [each for each, of_file in zip(large, of_files, strict=True) if not of_file]
+        for name, value, _ in large:
+            self._entry(name, self._snapshot.add_content(value, max(PIECES // len(large), 2)))
+        self._contents = []
 
     # The walk
 
@@ -260,15 +302,18 @@ class Watch:
             if isinstance(value, kind):
                 return visit(self, path, value)
         if _is_numpy(value, "ndarray"):
-            return [] if value.dtype.hasobject else self._visit_bytes(path, value)
+            return self._visit_array(path, value)
         if _is_foreign(type(value)):
             return []
         return self._visit_object(path, value)
 
     def _visit_tensor(self, path: str, value: torch.Tensor) -> list[tuple[str, Any]]:
         is_followed = id(value) in self._known or (type(value) is torch.Tensor and _is_in(self._followed, value))
-        if not is_followed and _version_of(value) >= 0:
-            self._entry(path, self._snapshot.add_attribute(value, "_version"))
+        if not is_followed and not _is_seen_by_all(value):
+            if not value.is_inference():
+                self._entry(path, self._snapshot.add_attribute(value, "_version"))
+            if _has_content(value):
+                self._contents.append((path, value, value.nbytes))
         found = []
         for name in OF_TENSORS if value.requires_grad or id(value) in self._known else ():
             self._entry(f"a hook of {path}", self._snapshot.add_attribute(value, name))
@@ -366,10 +411,14 @@ class Watch:
         return is_of_script(name) or (self._forks and is_of_project(name))
 
     def _visit_long(self, path: str, value: Any) -> bool:
-        """Notes the length alone of a container of a dataset with very many entries."""
-        if self._follow_long or len(value) <= MOST_ENTRIES:
+        """Notes a container of a dataset with very many entries, without the content of these."""
+        if not self._is_long(value):
             return False
-        self._entry(path, self._snapshot.add_result(value, "__len__"))
+        has_items = isinstance(value, (dict, list)) and len(value) <= MOST_COMPARED
+        self._entry(path, self._snapshot.add_items(value) if has_items else self._snapshot.add_result(value, "__len__"))
+        if isinstance(value, collections.deque):  # One that is full keeps its length.
+            for end in ("first", "last"):
+                self._entry(path, self._snapshot.add_attribute(_Ends(value), end))
         return True
 
     def _visit_dict(self, path: str, value: dict[Any, Any]) -> list[tuple[str, Any]]:
@@ -403,15 +452,28 @@ class Watch:
         return not self._follow_long and len(value) > MOST_ENTRIES
 
     def _visit_bytes(self, path: str, value: Any) -> list[tuple[str, Any]]:
-        if memoryview(value).nbytes <= MOST_BYTES:
-            is_copied = isinstance(value, bytearray)
-            add = self._snapshot.add_equal if is_copied else self._snapshot.add_result
-            self._entry(path, add(value, "copy" if is_copied else "tobytes"))
+        self._contents.append((path, value, memoryview(value).nbytes))
+        return []
+
+    def _visit_array(self, path: str, value: Any) -> list[tuple[str, Any]]:
+        try:
+            is_plain = not value.dtype.hasobject and memoryview(value).contiguous
+        except ValueError:  # Dates.
+            is_plain = False
+        if is_plain:
+            self._contents.append((path, value, value.nbytes))
+        elif value.nbytes <= WHOLE_BYTES and not value.dtype.hasobject:
+            self._entry(path, self._snapshot.add_result(value, "tobytes"))
         return []
 
     def _visit_variable(self, path: str, value: contextvars.ContextVar[Any]) -> list[tuple[str, Any]]:
         self._entry(path, self._snapshot.add_attribute(_Variable(value), "value"))
         return [(path, value.get(None))]
+
+    def _visit_local(self, path: str, value: threading.local) -> list[tuple[str, Any]]:
+        """Visits the attributes of this thread, which forks have (thread_locals.py)."""
+        is_visited = type(value) is threading.local or not _is_foreign(type(value))
+        return self._own_attributes(path, value) if self._forks and is_visited else []
 
     def _visit_method(self, path: str, value: MethodType) -> list[tuple[str, Any]]:
         return [(path, value.__self__), (path, value.__func__)]
@@ -443,6 +505,21 @@ class _Attributes:
 
     def items(self) -> list[tuple[str, Any]]:
         return list(vars(self._kind).items())
+
+
+class _Ends:
+    """The ends of a deque, as attributes."""
+
+    def __init__(self, entries: collections.deque[Any]) -> None:
+        self._entries = entries
+
+    @property
+    def first(self) -> Any:
+        return self._entries[0] if self._entries else None
+
+    @property
+    def last(self) -> Any:
+        return self._entries[-1] if self._entries else None
 
 
 class _Variable:
@@ -477,5 +554,5 @@ _VISITS: dict[Any, Callable[[Watch, str, Any], list[tuple[str, Any]]]] = {
     functools.partial: Watch._visit_partial,
     type: Watch._visit_type,
     (staticmethod, classmethod, property, functools._lru_cache_wrapper): Watch._visit_descriptor,
-    threading.local: lambda watch, path, value: [],
+    threading.local: Watch._visit_local,
 }
