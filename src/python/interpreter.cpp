@@ -75,6 +75,7 @@ void begin_forked() {
 }
 
 void note_context() {
+  nb::module_::import_("accelmgr._process.thread_locals").attr("note")();
   auto context = nb::module_::import_("contextvars").attr("copy_context")();
   Py_XDECREF(std::exchange(noted_context, context.release().ptr()));
 }

@@ -45,7 +45,8 @@ void before_fork();
 void after_fork_in_parent();
 void begin_forked();
 
-/// Notes the context variables of the calling thread, in which forks of this process are to run.
+/// Notes the context variables of the calling thread, in which forks of this process are to run, and what it
+/// has in objects of threading.local.
 void note_context();
 /// A copy of the noted variables: a context can be entered only once at a time, and two threads may fork. In
 /// a process that no host has forked, a copy of the calling thread's variables.

@@ -118,6 +118,11 @@ void serve(const std::string& configuration, const std::string& socket, std::opt
 }  // namespace
 
 void bind_roles(nb::module_& module) {
+  module.def(
+      "thread_dict",
+      []() -> nb::typed<nb::dict, nb::any, nb::any> { return nb::borrow<nb::dict>(PyThreadState_GetDict()); },
+      "What Python code keeps in the calling thread. Up to 3.12, that is where the attributes of "
+      "threading.local are.");
   module.def("embed", &embed, nb::arg("command"),
              "Sets the command that runs this interpreter again, for the processes of managers. Call it once "
              "per process.");

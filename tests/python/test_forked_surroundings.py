@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from launching import kill
 from programs import BOUND_S, started
 from torch import nn
 
@@ -179,6 +180,28 @@ def test_a_step_that_waits_for_a_thread_of_the_script_names_it(caplog):
         assert re.search(r"none of its other threads \(.*answers-of-the-script\)", caplog.text)
     asked.put(0)
     thread.join()
+
+
+def test_runners_have_what_the_script_s_thread_keeps_for_itself():
+    kept, begun = threading.local(), threading.local()
+    kept.factor = 2.0
+
+    def factor():
+        begun.by_runner = True
+        return kept.factor
+
+    model = Scaled(factor)
+    sgd = torch.optim.SGD(model.parameters(), lr=1.0)
+    with accelmgr.Manager(model, ELEMENTS, nprocs=1, batch_size_per_device=1) as manager:
+        assert gradients(manager, 1) == [2 * 1]
+        kept.factor = 3.0
+        assert gradients(manager, 2) == [3 * 2, 3 * 3]
+        kill(manager.statistics().runners[0].pid)
+        assert gradients(manager, 1) == [3 * 4]
+        kept.factor = 4.0
+        manager.begin_steps(1, optimizer=sgd).result()  # Another thread makes them.
+        assert model.weight[0] == -4 * 5
+    assert not hasattr(begun, "by_runner")
 
 
 def test_runners_go_to_the_folder_to_which_the_script_goes(tmp_path, monkeypatch):

@@ -16,7 +16,7 @@ from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 from accelmgr import _native
-from accelmgr._process import torch_settings
+from accelmgr._process import thread_locals, torch_settings
 from accelmgr.errors import UsageError
 
 END = object()
@@ -55,6 +55,7 @@ class PendingSteps:
 
     def begin(self) -> None:
         """For Manager. What the calling thread has set holds for the steps, and for processes that they fork."""
+        thread_locals.note()
         context, settings = contextvars.copy_context(), torch_settings.current()
         # Not threading.Thread: it would stay for ever in a list of that module if a signal handler raised in start().
         _thread.start_new_thread(context.run, (self._run, settings))
@@ -62,7 +63,7 @@ class PendingSteps:
     def _run(self, settings: torch_settings.Values) -> None:
         self._thread = threading.get_ident()  # First: a cancel() that does not see this is seen below.
         try:
-            with torch_settings.held(settings):
+            with torch_settings.held(settings), thread_locals.held():
                 steps, self._steps = self._steps, iter(())
                 while not self._is_cancelled:
                     if (result := next(steps, END)) is END:

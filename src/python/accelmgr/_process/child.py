@@ -15,7 +15,7 @@ import threading
 from typing import Any
 
 from accelmgr import _native
-from accelmgr._process import lost_threads
+from accelmgr._process import lost_threads, thread_locals
 from accelmgr.errors import ConfigError, DataError, Error, ModelError
 
 LAUNCHED = ("--accelmgr-child", "--accelmgr-zygote")
@@ -54,6 +54,7 @@ def _leave_host() -> None:
 def begin_forked() -> None:
     """Called in each manager and runner that C++ has forked, when the interpreter knows of the fork."""
     lost_threads.renew()
+    thread_locals.take_over()
     _print_lines()
     if (util := sys.modules.get("multiprocessing.util")) is not None:  # As in a process of multiprocessing.
         util._finalizer_registry.clear()
