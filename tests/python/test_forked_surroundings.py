@@ -96,22 +96,30 @@ def test_what_model_and_dataset_print_comes_once_also_in_a_pipe(method: str, tmp
 
 
 class Read:
-    """A dataset that reads in threads."""
+    """A dataset that reads in threads or processes."""
 
-    def __init__(self, pool: concurrent.futures.ThreadPoolExecutor | multiprocessing.pool.ThreadPool) -> None:
+    def __init__(self, pool: concurrent.futures.Executor | multiprocessing.pool.Pool) -> None:
         self.pool = pool
 
     def __len__(self) -> int:
         return len(ELEMENTS)
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        return next(iter(self.pool.map(ELEMENTS.__getitem__, [index])))
+        return torch.full((3,), next(iter(self.pool.map(float, [index + 1]))))
 
 
-@pytest.mark.parametrize("kind", [concurrent.futures.ThreadPoolExecutor, multiprocessing.pool.ThreadPool])
-def test_pools_of_threads_work_in_model_and_dataset(kind):
+@pytest.mark.parametrize(
+    "kind",
+    [
+        concurrent.futures.ThreadPoolExecutor,
+        concurrent.futures.ProcessPoolExecutor,
+        multiprocessing.pool.ThreadPool,
+        multiprocessing.pool.Pool,
+    ],
+)
+def test_pools_work_in_model_and_dataset(kind):
     with kind(2) as pool:
-        assert list(pool.map(abs, [-1, -2, -3])) == [1, 2, 3]  # All of its threads have begun.
+        assert list(pool.map(abs, [-1, -2, -3])) == [1, 2, 3]  # It has begun.
         model = Scaled(lambda: sum(pool.map(abs, [-1, -1])))
         with accelmgr.Manager(model, Read(pool), nprocs=2, batch_size_per_device=1) as manager:
             assert gradients(manager, 2) == [3.0, 7.0]

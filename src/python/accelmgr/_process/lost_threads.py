@@ -1,6 +1,6 @@
 # Runs in: a manager or a runner that was forked.
-"""Threads of the script that work for a dataset or a model: those of pools (concurrent.futures.ThreadPoolExecutor,
-multiprocessing.pool.ThreadPool), of writers of TensorBoard, and of logging.handlers.QueueListener.
+"""Threads of the script that work for a dataset or a model: those of pools of threads and of processes (of
+concurrent.futures and multiprocessing), of writers of TensorBoard, and of logging.handlers.QueueListener.
 
 A fork has none of them, and what it hands to one would wait for ever.
 """
@@ -20,8 +20,10 @@ def renew() -> None:
     """Call it in a fork: work that comes from now on is done here. Work that was there already is the host's."""
     if (futures := sys.modules.get("concurrent.futures.thread")) is not None:
         _renew_executors(futures)
+    if (processes := sys.modules.get("concurrent.futures.process")) is not None:
+        _renew_executors_of_processes(processes._ExecutorManagerThread)
     if (pools := sys.modules.get("multiprocessing.pool")) is not None:
-        _renew_thread_pools(pools)
+        _renew_pools(pools)
     if (writers := sys.modules.get("tensorboard.summary.writer.event_file_writer")) is not None:
         _renew_writers(writers._AsyncWriterThread)
     _renew_listeners()
@@ -45,17 +47,38 @@ def _renew_executors(module: Any) -> None:
     module._threads_queues.clear()
 
 
-def _renew_thread_pools(module: Any) -> None:
+def _renew_executors_of_processes(kind: type) -> None:
+    for thread, _ in _lost():  # Each executor that has begun has one.
+        if isinstance(thread, kind) and (executor := thread.executor_reference()) is not None:  # type: ignore[attr-defined]
+            executor.submit = functools.partial(_begin_executor, executor)
+
+
+def _begin_executor(executor: Any, *call: Any, **keywords: Any) -> Any:
+    """Called with the executor's first work, as _begin() is. Its processes are the host's children."""
+    del executor.submit
+    most = getattr(executor, "_max_tasks_per_child", None)
+    executor.__init__(
+        executor._max_workers,
+        executor._mp_context,
+        executor._initializer,
+        executor._initargs,
+        **({} if most is None else {"max_tasks_per_child": most}),
+    )
+    return executor.submit(*call, **keywords)
+
+
+def _renew_pools(module: Any) -> None:
     for finalizer in module.util._finalizer_registry.values():  # Each pool that was not closed has one.
         reference = getattr(finalizer, "_weakref", None)
-        if reference is not None and isinstance(pool := reference(), module.ThreadPool):
-            pool._check_running = functools.partial(_begin, pool, type(pool).__init__)
+        if reference is not None and isinstance(pool := reference(), module.Pool):
+            options = () if isinstance(pool, module.ThreadPool) else (pool._maxtasksperchild, pool._ctx)
+            pool._check_running = functools.partial(_begin, pool, type(pool).__init__, options)
 
 
-def _begin(pool: Any, begin: Any) -> None:
+def _begin(pool: Any, begin: Any, options: tuple[Any, ...]) -> None:
     """Called before the pool's first work. Threads that began earlier would be lost in forks of this process."""
     del pool._check_running
-    begin(pool, pool._processes, pool._initializer, pool._initargs)
+    begin(pool, pool._processes, pool._initializer, pool._initargs, *options)
 
 
 def _renew_writers(kind: type) -> None:
