@@ -21,6 +21,7 @@ from programs import run_script
 from torch import nn
 
 import accelmgr
+from accelmgr._host import watch
 from accelmgr._memory.files import are_of_files
 
 ONE = {"nprocs": 1, "batch_size_per_device": 1}
@@ -219,6 +220,38 @@ def test_of_large_tensors_a_sample_is_compared() -> None:
             assert manager.step().ok and pids(manager) == before
             tensor.data.fill_(1.0)
             assert manager.step().ok and pids(manager) != before
+
+
+def test_a_tensor_that_changes_again_is_told_to_the_forks_that_know_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, target = Line(), torch.ones(3, 2).t()[1]
+    model.inner.register_forward_hook(lambda module, inputs, output: output * target.sum())
+    with accelmgr.Manager(model, Rows(), **ONE) as manager:
+        assert manager.step().loss == 3
+        target.fill_(2.0)
+        assert manager.step().loss == 2 * 6
+        before = pids(manager)
+        for number in range(3, 8):
+            target.data.fill_(number)
+            assert manager.step().loss == number * 3 * number
+        assert pids(manager) == before
+        kill(before[0])
+        assert manager.step().loss == 8 * 3 * 7, "a replacement is told, too"
+        target.data = torch.ones(4)
+        before = pids(manager)
+        assert manager.step().loss == 9 * 4 and pids(manager) != before, "another form is not told"
+        monkeypatch.setattr(watch, "MOST_TOLD_BYTES", 4)
+        before = pids(manager)
+        target.fill_(2.0)
+        assert manager.step().loss == 10 * 8 and pids(manager) != before
+
+
+def test_a_tensor_of_model_and_dataset_changes_in_both() -> None:
+    model, held = Line(), Held(64)
+    model.inner.register_forward_hook(lambda module, inputs, output: output * held.tensor[0])
+    with accelmgr.Manager(model, held, **ONE) as manager:
+        for number in range(1, 5):
+            held.tensor.data.fill_(number)
+            assert manager.step().loss == number * number
 
 
 def test_a_write_without_a_trace_to_an_attribute_or_a_large_buffer_is_told() -> None:

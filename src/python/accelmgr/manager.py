@@ -550,7 +550,7 @@ class Manager(InnerDriver):
             return self.rebind()  # It warns, too.
         self._bound.check()
         self._bound.check_buffers()
-        self._delivery.refresh()
+        self._delivery.refresh(self._following.told() if self._following is not None else [])
         self._bound.find_aliases()
         before = self.counts().manager_pid
         try:

@@ -1,5 +1,6 @@
 # Runs in: the host, which publishes; runners, which read.
-"""What the host has changed since its runners began, as far as values say it: attributes of modules, settings of torch.
+"""What the host has changed since its runners began, as far as values say it: attributes of modules, tensors of the
+script, settings of torch.
 
 Each publication holds all such changes, in a memfd of its own, so it does not grow with the steps, and a runner that
 replaces another finds all of them. Before a step the host tells the runners which publication is the present one.
@@ -8,6 +9,8 @@ replaces another finds all of them. Before a step the host tells the runners whi
 from __future__ import annotations
 
 import io
+import itertools
+import mmap
 import os
 import pickle
 import struct
@@ -26,7 +29,8 @@ PLACE = struct.Struct("<II")
 NOTHING = bytes(PLACE.size)
 
 Key = tuple[str, ...]
-"""("attribute", path of a module, name), ("setting", name), or ("order",), the Order of an inner step."""
+"""("attribute", path of a module, name), ("tensor", its number), ("setting", name), or ("order",), the Order of an
+inner step."""
 
 
 def _name(number: int) -> str:
@@ -47,10 +51,11 @@ class Record:
         """Raises what pickling raises; then the previous publication stays the present one."""
         number = self._number + 1
         entries = self._entries | {key: (number, value) for key, value in changes.items()}
-        data = cloudpickle.dumps(entries)
+        buffers: list[memoryview] = []
+        data = cloudpickle.dumps(entries, 5, lambda buffer: buffers.append(buffer.raw()))
+        sizes = [len(data), *(buffer.nbytes for buffer in buffers)]
         file = memfd_file(_name(number))
-        if os.pwrite(file.fileno(), data, 0) != len(data):
-            raise MemoryError(f"changes of {len(data)} bytes do not fit into memory")
+        _write(file.fileno(), [struct.pack(f"<{len(sizes) + 1}Q", len(sizes), *sizes), data, *buffers])
         self._files.append(file)
         if len(self._files) > 2:  # A runner whose attempt was aborted may still read the one before.
             self._files.pop(0).close()
@@ -65,6 +70,22 @@ class Record:
     def close(self) -> None:
         """Idempotent."""
         _close(self._files)
+
+
+def _write(fd: int, parts: list[bytes | memoryview]) -> None:
+    at = 0
+    for part in parts:
+        left = memoryview(part)
+        while left:
+            count = os.pwrite(fd, left, at)
+            left, at = left[count:], at + count
+
+
+def _parts(content: memoryview) -> list[memoryview]:
+    """The parts in a publication: a pickle, and the buffers that it refers to."""
+    (count,) = struct.unpack_from("<Q", content)
+    ends = itertools.accumulate(struct.unpack_from(f"<{count}Q", content, 8), initial=8 * (count + 1))
+    return [content[begin:end] for begin, end in itertools.pairwise(ends)]
 
 
 def _close(files: list[io.FileIO]) -> None:
@@ -86,7 +107,8 @@ class Reader:
         if number == 0:
             return
         with os.fdopen(open_memfd(self._pid, fd, _name(number)), "rb") as file:
-            entries = pickle.load(io.BytesIO(file.read()))
+            parts = _parts(memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)))
+        entries = pickle.loads(parts[0], buffers=parts[1:])
         for key, (since, value) in entries.items():
             if since > self._read:
                 yield key, value

@@ -138,6 +138,7 @@ class Delivery:
             "calls": self.calls.address if self.calls is not None else "",
             "settings": _settings.sendable(settings),
             "host": os.getpid(),
+            "told": [],
             "places": module_places(self._model) if self._model is not None else 0,
         }
         if start_method == "fork":
@@ -154,10 +155,11 @@ class Delivery:
                 keys += [f"{section}.kind=python", f"{section}.options.payload={self._payload.path}"]
         return keys
 
-    def refresh(self) -> None:
-        """Gives later forks the present settings of torch."""
+    def refresh(self, told: list[torch.Tensor]) -> None:
+        """Gives later forks the present settings of torch, and the tensors of which they may be told."""
         if isinstance(self._payload, ForkedModel):
             self._payload.options["settings"] = _settings.sendable(_settings.current())
+            self._payload.options["told"] = told
 
     def makes_room(self, trained: bool) -> bool:
         """Whether runners have told of buffers that have no room yet; the next begin() makes it.

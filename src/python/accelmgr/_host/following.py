@@ -13,6 +13,7 @@ import torch
 from accelmgr._changes.grown_buffers import Forms
 from accelmgr._changes.record import Record
 from accelmgr._host.watch import Watch
+from accelmgr._memory.tensors import bytes_of
 from accelmgr._process import torch_settings
 from accelmgr.errors import DataError
 
@@ -59,7 +60,13 @@ class Following:
         self._looks = self._renewals = 0
         self._last = 0.0
         self._warned = False
+        self._told: list[torch.Tensor] = []
         self.begin()
+
+    def told(self) -> list[torch.Tensor]:
+        """Tensors of which later forks can be told by their numbers. Call begin() when there are such forks."""
+        self._told = self._watch.of_runners
+        return self._told
 
     def begin(self) -> None:
         """Called when new processes begin, which know the present state."""
@@ -68,7 +75,7 @@ class Following:
         self._folder = _current_folder()
         if self._record is not None:
             self._record.clear()
-        self._watch = Watch(self._model, self._others, self._kept, self._forks)
+        self._watch = Watch(self._model, self._others, self._kept, self._forks, self._told)
 
     def look(self) -> str:
         """Publishes what a record can say. Returns what else has changed, in words; empty if nothing has.
@@ -86,6 +93,8 @@ class Following:
         changes: dict[tuple[str, ...], Any] = {}
         for (path, name), value in found.attributes.items():
             changes["attribute", path, name] = value.detach() if isinstance(value, torch.Tensor) else value
+        for number, tensor in found.tensors.items():
+            changes["tensor", str(number)] = bytes_of(tensor)
         settings = torch_settings.current()
         if settings != self._settings:
             new = torch_settings.sendable(torch_settings.changed(self._settings, settings))

@@ -22,10 +22,10 @@ import random
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from io import IOBase
 from types import BuiltinFunctionType, CodeType, FunctionType, GeneratorType, MethodType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -33,7 +33,7 @@ from accelmgr import _native
 from accelmgr._changes.grown_buffers import Forms
 from accelmgr._changes.kept_attributes import are_kept
 from accelmgr._memory.files import are_of_files
-from accelmgr._memory.tensors import storage_of
+from accelmgr._memory.tensors import is_expanded, storage_of
 from accelmgr._model.session_tensors import named_leaves
 from accelmgr._serialization.origin import is_of_project, is_of_script
 
@@ -48,6 +48,8 @@ WHOLE_BYTES = 1 << 20
 """The content of tensors and arrays is compared whole as far as this in all, beginning with the smallest."""
 PIECES = 1 << 10
 """Of all larger ones together so many pieces of 64 bytes are compared."""
+MOST_TOLD_BYTES = 1 << 26
+"""Runners are told of the content of changed tensors as far as this; then others are forked, which takes less time."""
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 _LEAVES = (
@@ -148,6 +150,10 @@ def _state_of(tensor: torch.Tensor) -> tuple[int, int]:
     return version, _native.digest(tensor) if _has_content(tensor) else 0
 
 
+def _form_of(tensor: torch.Tensor) -> tuple[torch.dtype, torch.Size]:
+    return tensor.dtype, tensor.shape
+
+
 def _address_of(value: Any) -> int:
     """The first byte of a tensor, of a NumPy array, or of another object with a buffer, which has no file."""
     if isinstance(value, torch.Tensor):
@@ -165,17 +171,34 @@ class Found:
 
     attributes: dict[tuple[str, str], Any] = dataclasses.field(default_factory=dict)
     """Attributes with simple values, by path of the module and name."""
+    tensors: dict[int, torch.Tensor] = dataclasses.field(default_factory=dict)
+    """Tensors with another content, by their numbers in `told`."""
     others: list[str] = dataclasses.field(default_factory=list)
     """What runners learn only if they begin anew, in words."""
 
 
+class _Told(NamedTuple):
+    """A tensor of which runners can be told."""
+
+    number: int
+    tensor: torch.Tensor
+    form: tuple[torch.dtype, torch.Size]
+    """As runners have it."""
+
+
 class Watch:
     def __init__(
-        self, model: torch.nn.Module | None, others: dict[str, Any], kept: Forms | None = None, forks: bool = False
+        self,
+        model: torch.nn.Module | None,
+        others: dict[str, Any],
+        kept: Forms | None = None,
+        forks: bool = False,
+        told: Sequence[torch.Tensor] = (),
     ) -> None:
         """others: dataset, collate_fn and the like, by name. kept: forms of attributes of modules. While an attribute
         has this form, it is told as buffers are. forks: runners are forks, in which tensors in the memory of parameters
-        are so as well, and which know the modules of the script's project as they are now."""
+        are so as well, and which know the modules of the script's project as they are now. told: tensors that runners
+        know by their numbers."""
         self._kept = kept or {}
         self._forks = forks
         self._snapshot = _native.Snapshot()
@@ -187,6 +210,11 @@ class Watch:
         """Attributes of modules that are tensors, with their states."""
         self._contents: list[tuple[str, Any, int]] = []
         """Tensors and arrays that the walk has found: name, object, size in bytes."""
+        self._told = {id(tensor): _Told(number, tensor, _form_of(tensor)) for number, tensor in enumerate(told)}
+        self._told_of: dict[int, _Told] = {}
+        """Entries that are versions or contents of such tensors."""
+        self.of_runners: list[torch.Tensor] = []
+        """Tensors that are reached from the model, and not from the dataset: of these, later forks can be told."""
         self._plain: dict[int, tuple[str, str, Any]] = {}
         """Entries that are containers of values: path of the module, name of its attribute, and the container."""
         self._seen: set[int] = set()
@@ -196,19 +224,20 @@ class Watch:
         self._followed: set[int] = set()
         """The memory of parameters; see aliases.py."""
         self._paths: dict[int, str] = {}
-        self._follow_long = True
+        self._follow_long = False
         if model is not None:
             leaves = [leaf for _, leaf in named_leaves(model)]  # Also what is inside quantized parameters.
             self._known = set(map(id, (*model.parameters(), *leaves, *model.buffers())))
             self._followed = set(map(storage_of, leaves)) if forks else set()
             self._paths = {id(module): path for path, module in model.named_modules()}
+        for name, value in others.items():
+            self._walk(name, value)
+        self._follow_long = True
+        if model is not None:
             self._walk("model", model)
             for name in vars(torch.nn.modules.module):
                 if name.startswith("_global_") and "hooks" in name:
                     self._walk(name, getattr(torch.nn.modules.module, name))
-        self._follow_long = False
-        for name, value in others.items():
-            self._walk(name, value)
         self._add_contents()
         self._seen = set()
 
@@ -225,8 +254,13 @@ class Watch:
                 path, name, value = self._plain[index]
                 found.attributes[path, name] = value
                 self._snapshot.note(index)
+            elif (told := self._told_of.get(index)) is not None and _form_of(told.tensor) == told.form:
+                found.tensors[told.number] = told.tensor
+                self._snapshot.note(index)
             else:
                 found.others.append(self._what[index])
+        if sum(tensor.nbytes for tensor in found.tensors.values()) > MOST_TOLD_BYTES:
+            found.others.append("a large tensor")
         for (path, name), (tensor, state) in self._tensors.items():
             if (now := _state_of(tensor)) != state:
                 self._tensors[path, name] = tensor, now
@@ -268,13 +302,18 @@ class Watch:
         sums = list(itertools.accumulate(size for _, _, size in found))
         whole = bisect.bisect_right(sums, WHOLE_BYTES)
         for name, value, size in found[:whole]:
-            self._entry(name, self._snapshot.add_content(value, size // 64 + 2))
+            self._content(name, value, size // 64 + 2)
         if large := found[whole:]:
             of_files = are_of_files(_address_of(value) for _, value, _ in large)
             large = [each for each, of_file in zip(large, of_files, strict=True) if not of_file]
         for name, value, _ in large:
-            self._entry(name, self._snapshot.add_content(value, max(PIECES // len(large), 2)))
+            self._content(name, value, max(PIECES // len(large), 2))
         self._contents = []
+
+    def _content(self, name: str, value: Any, pieces: int) -> None:
+        index = self._entry(name, self._snapshot.add_content(value, pieces))
+        if (told := self._told.get(id(value))) is not None:
+            self._told_of[index] = told
 
     # The walk
 
@@ -310,8 +349,14 @@ class Watch:
     def _visit_tensor(self, path: str, value: torch.Tensor) -> list[tuple[str, Any]]:
         is_followed = id(value) in self._known or (type(value) is torch.Tensor and _is_in(self._followed, value))
         if not is_followed and not _is_seen_by_all(value):
+            if self._follow_long and _has_content(value) and not (value.is_inference() or is_expanded(value)):
+                self.of_runners.append(value)
+            else:
+                self._told.pop(id(value), None)
             if not value.is_inference():
-                self._entry(path, self._snapshot.add_attribute(value, "_version"))
+                index = self._entry(path, self._snapshot.add_attribute(value, "_version"))
+                if (told := self._told.get(id(value))) is not None:
+                    self._told_of[index] = told
             if _has_content(value):
                 self._contents.append((path, value, value.nbytes))
         found = []
@@ -414,6 +459,7 @@ class Watch:
         """Notes a container of a dataset with very many entries, without the content of these."""
         if not self._is_long(value):
             return False
+        self._seen.discard(id(value))  # If the model has it, too, its entries are visited.
         has_items = isinstance(value, (dict, list)) and len(value) <= MOST_COMPARED
         self._entry(path, self._snapshot.add_items(value) if has_items else self._snapshot.add_result(value, "__len__"))
         if isinstance(value, collections.deque):  # One that is full keeps its length.

@@ -84,6 +84,16 @@ def ordered(tensor: torch.Tensor, order: tuple[int, ...] | None) -> torch.Tensor
     return torch.empty_strided(tensor.shape, order, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
+def bytes_of(tensor: torch.Tensor) -> Any:
+    """The elements in row-major order as a NumPy array of bytes, in the tensor's memory where that is possible."""
+    return tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8).numpy()
+
+
+def write_bytes(tensor: torch.Tensor, content: Any) -> None:
+    """Writes the result of bytes_of() into a tensor of the same dtype and shape."""
+    write(tensor, torch.from_numpy(content).view(tensor.dtype).reshape(tensor.shape))
+
+
 def dense_over(memory: Any, dtype: str, shape: Sequence[int]) -> torch.Tensor:
     """As tensor_over(), for a row-major tensor without gaps."""
     if 0 in shape:

@@ -127,8 +127,8 @@ def make_replica(settings: _native.ReplicaSettings) -> Replica:
         needed = functools.partial(tell, received.options["needed"])
         has_values = False
         if computes:
-            told = received.options
-            changes = HostChanges(model, told["host"], told["places"], told["calls"])
+            sent = received.options
+            changes = HostChanges(model, sent["host"], sent["places"], sent["calls"], sent["told"])
     if not computes:
         {"cuda": _cuda.check_build, "accelerator": check_build}.get(device, lambda: None)()
     if device != "cpu" and computes:

@@ -13,7 +13,7 @@ import enum
 import pickle
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ from accelmgr._changes.record import NOTHING, PUBLISHED, Reader
 from accelmgr._data.elements import PICKLED, collated, mapped, restore_structure, structure_of
 from accelmgr._data.long_elements import element_in
 from accelmgr._data.reading import seed_generators
-from accelmgr._memory.tensors import dense_over, dtype_name, tensor_over
+from accelmgr._memory.tensors import dense_over, dtype_name, tensor_over, write_bytes
 from accelmgr._model import aliases
 from accelmgr._model.constants import CHANGES, Constants
 from accelmgr._model.objective import Objective, call
@@ -92,12 +92,16 @@ class Change(enum.IntEnum):
 
 
 class HostChanges:
-    """What the host has published since the processes began: attributes of modules, settings of torch, an Order."""
+    """What the host has published since the processes began: see record.py."""
 
-    def __init__(self, model: torch.nn.Module, host: int, places: int, calls: str) -> None:
-        """host: its pid. places: see Structure. calls: the address of the host's Calls."""
+    def __init__(
+        self, model: torch.nn.Module, host: int, places: int, calls: str, told: Sequence[torch.Tensor]
+    ) -> None:
+        """host: its pid. places: see Structure. calls: the address of the host's Calls. told: tensors of the script, by
+        their numbers."""
         self._reader = Reader(host)
         self._calls = calls
+        self._told = told
         self.order: Order | None = None
         """The order of the present step, if it is an inner one."""
         self.places = places
@@ -116,6 +120,9 @@ class HostChanges:
             made = max(made, Change.VALUES)
             if kind == "setting":
                 torch_settings.apply({where[0]: value})
+                continue
+            if kind == "tensor":
+                write_bytes(self._told[int(where[0])], value)
                 continue
             path, name = where
             if (f"{path}.{name}" if path else name) in held:
