@@ -11,7 +11,7 @@ namespace accelmgr::python {
 
 /// Of memory that has more bytes than so many pieces of 64 bytes, that many pieces at equal distances are
 /// compared: a write to all of it is seen, a write to a few elements may not be.
-inline constexpr std::size_t usual_pieces = 1024, few_pieces = 256;
+inline constexpr std::size_t usual_pieces = 1024;
 
 /// Whether both hold the same. Requires: they are of equal size; pieces > 1.
 bool is_alike(std::span<const std::byte> one, std::span<const std::byte> other, std::size_t pieces) noexcept;
@@ -26,7 +26,8 @@ std::uint64_t digest(std::span<const std::byte> memory, std::size_t pieces) noex
 /// interpreter's lock. Throws python_error if there is a buffer that has gaps.
 std::span<const std::byte> memory_of_object(nanobind::handle owner);
 
-/// Where the first byte of a tensor is, in a fifth of the time of memory_of_object(). Requires: as there.
+/// Where the first byte of a tensor is: one call, where memory_of_object() makes five. Requires: the caller
+/// holds the interpreter's lock.
 std::uintptr_t address_of_tensor(nanobind::handle tensor);
 
 }  // namespace accelmgr::python
