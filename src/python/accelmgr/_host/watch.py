@@ -224,7 +224,7 @@ class Watch:
         self._followed: set[int] = set()
         """The memory of parameters; see aliases.py."""
         self._paths: dict[int, str] = {}
-        self._follow_long = False
+        self._in_data = True
         if model is not None:
             leaves = [leaf for _, leaf in named_leaves(model)]  # Also what is inside quantized parameters.
             self._known = set(map(id, (*model.parameters(), *leaves, *model.buffers())))
@@ -232,7 +232,7 @@ class Watch:
             self._paths = {id(module): path for path, module in model.named_modules()}
         for name, value in others.items():
             self._walk(name, value)
-        self._follow_long = True
+        self._in_data = False
         if model is not None:
             self._walk("model", model)
             for name in vars(torch.nn.modules.module):
@@ -349,7 +349,7 @@ class Watch:
     def _visit_tensor(self, path: str, value: torch.Tensor) -> list[tuple[str, Any]]:
         is_followed = id(value) in self._known or (type(value) is torch.Tensor and _is_in(self._followed, value))
         if not is_followed and not _is_seen_by_all(value):
-            if self._follow_long and _has_content(value) and not (value.is_inference() or is_expanded(value)):
+            if not self._in_data and _has_content(value) and not (value.is_inference() or is_expanded(value)):
                 self.of_runners.append(value)
             else:
                 self._told.pop(id(value), None)
@@ -495,7 +495,7 @@ class Watch:
         return [] if self._is_long(value) else [(path, part) for part in value]
 
     def _is_long(self, value: Any) -> bool:
-        return not self._follow_long and len(value) > MOST_ENTRIES
+        return self._in_data and len(value) > MOST_ENTRIES
 
     def _visit_bytes(self, path: str, value: Any) -> list[tuple[str, Any]]:
         self._contents.append((path, value, memoryview(value).nbytes))
