@@ -106,7 +106,7 @@ struct Kills {
   int at;
   int every;  ///< 0: once.
   bool torn;
-  bool reads_again = false;  ///< Of the loader that follows.
+  bool reads_again = false;  ///< Whether the next loader reads again what was read ahead.
 };
 
 /// Runs a training with steps, aborts and four teams, and kills its loader as `kills` says. Returns the

@@ -366,7 +366,7 @@ class Training {
   }
 
   Shape shape_;
-  bool reads_again_ = false;  ///< Of the next loader.
+  bool reads_again_ = false;  ///< Whether the next loader reads again what was read ahead.
   NumbersPlan plan_;
   session::Manifest manifest_;
   ReusedSession reused_;

@@ -49,7 +49,8 @@ WHOLE_BYTES = 1 << 20
 PIECES = 1 << 10
 """Of all larger ones together so many pieces of 64 bytes are compared."""
 MOST_TOLD_BYTES = 1 << 26
-"""Runners are told of the content of changed tensors as far as this; then others are forked, which takes less time."""
+"""Runners are told of the content of changed tensors as far as this. For more, others are forked: the record keeps two
+publications, which take memory."""
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 _LEAVES = (
