@@ -28,7 +28,7 @@ PEERS = 4
 PORT = 29500
 ROUND_TRIP_MS = 100
 QUEUE_MS = 200
-STEP_MS = 90.0  # Beside its computing, which takes some ms.
+COMPUTE_MS = 115.0
 MILLIONS = 2.1
 EVERY = 50
 SAMPLES = 8  # As in swarm_peer.py.
@@ -109,7 +109,7 @@ class Peer:
     def __init__(self, links, arguments, index, number, swarm):
         self.name = f"peer-{number:03}" if swarm else f"alone-{number}"
         self.log, self.errors = (arguments.folder / f"{self.name}.{kind}" for kind in ("jsonl", "errors"))
-        settings = ["--step-ms", str(STEP_MS), "--millions", str(MILLIONS), "--seed", str(number)]
+        settings = ["--compute-ms", str(COMPUTE_MS), "--millions", str(MILLIONS), "--seed", str(number)]
         settings += ["--swarm", swarm, "--every", str(EVERY)] if swarm else []
         command = [sys.executable, BENCH / "swarm_peer.py", "--log", self.log, *settings]
         self.begun, self.ended = time.monotonic(), None

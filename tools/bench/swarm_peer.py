@@ -1,6 +1,6 @@
-"""A peer of `tools/bench/run swarm`: a manager with one runner whose steps take a given time, and its place in a swarm.
+"""A peer of `tools/bench/run swarm`: a manager with one runner that computes for a given time, and its place in a swarm.
 
-usage: swarm_peer.py --log FILE --step-ms MS --millions N [--swarm RUN@HOST:PORT,... --every H] [--seed S]
+usage: swarm_peer.py --log FILE --compute-ms MS --millions N [--swarm RUN@HOST:PORT,... --every H] [--seed S]
 
 Without --swarm it makes the same steps alone. Each line of the log is a JSON object with the key `at`, a time of
 time.monotonic(), and one of
@@ -38,8 +38,24 @@ SAMPLES = 8
 RATE = 1e-4
 
 
+class _Until(torch.autograd.Function):
+    """The identity. Its backward waits until `end`, a time of time.monotonic()."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, end: float) -> torch.Tensor:
+        ctx.end = end
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[None, None]:
+        time.sleep(max(0.0, ctx.end - time.monotonic()))
+        return None, None
+
+
 class Paced(nn.Module):
-    """A perceptron whose forward takes `seconds` longer, in which it needs no processor."""
+    """A perceptron on a device with a pace of its own: forward and backward take `seconds` together, or longer if the
+    processor needs longer.
+    """
 
     def __init__(self, millions: float, seconds: float) -> None:
         super().__init__()
@@ -48,7 +64,8 @@ class Paced(nn.Module):
         self.seconds = seconds
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        time.sleep(self.seconds)
+        # The first in forward, so the last in backward.
+        x = _Until.apply(x.detach().requires_grad_(), time.monotonic() + self.seconds)
         for layer in self.layers:
             x = x + torch.tanh(layer(x))
         return nn.functional.mse_loss(x, y)
@@ -114,7 +131,7 @@ def train(arguments: argparse.Namespace, log: Log) -> None:
     ends: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: ends.append(number))
     torch.manual_seed(0)
-    model = Paced(arguments.millions, arguments.step_ms / 1e3)
+    model = Paced(arguments.millions, arguments.compute_ms / 1e3)
     data = Data(arguments.seed)
     with accelmgr.Manager(
         model,
@@ -148,7 +165,7 @@ def train(arguments: argparse.Namespace, log: Log) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--log", type=pathlib.Path, required=True)
-    parser.add_argument("--step-ms", type=float, required=True, help="that a step takes beside its computing")
+    parser.add_argument("--compute-ms", type=float, required=True, help="of forward and backward together")
     parser.add_argument("--millions", type=float, required=True, help="of parameters")
     parser.add_argument("--swarm", help="as DiLoCo has it")
     parser.add_argument("--every", type=int, default=100, help="inner steps from one round to the next")
