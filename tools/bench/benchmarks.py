@@ -374,10 +374,11 @@ ALL = {
         3, ["bench_nodes", "accelmgr"], nodes_groups, reports.nodes),
     "swarm": Benchmark(
         """Four peers of accelmgr.outer in network namespaces, each behind a link of 5, 20 or 100 Mbit/s with 100 ms
-        there and back and one of 1,000 packets lost, by a forwarder of our own. Their devices have a pace of their own, so
-        that two cores do. Each minute one is killed and a new one joins. The share of time that peers compute (steps made, times
-        the time of a step without a swarm) against min(1, H*t/T): H steps from one average to the next, t the time of
-        one, T the time in which a link carries a peer's bytes of one average. Logs stay in build/bench/swarm.""",
+        there and back and one of 1,000 packets lost, by a forwarder of our own. Their devices have a pace of their
+        own, so that two cores do. Each minute one is killed and a new one joins. The share of time that peers compute
+        (steps made, times the time of a step without a swarm) against min(1, H*t/T): H steps from one average to the
+        next, t the time of one, T the time in which a link carries a peer's bytes of one average. Logs stay in
+        build/bench/swarm.""",
         1, ["_native", "bench_forwarder"], swarm_groups, reports.swarm, minutes=4),
     "launch": Benchmark(
         """From the call to all ranks past one barrier, for 2 and 8 ranks: spawn() by its three start methods, and

@@ -1,4 +1,4 @@
-"""A peer of `tools/bench/run swarm`: a manager with one runner that computes for a given time, and its place in a swarm.
+"""A peer of `tools/bench/run swarm`: a manager whose runner computes for a given time, and its place in a swarm.
 
 usage: swarm_peer.py --log FILE --compute-ms MS --millions N [--swarm RUN@HOST:PORT,... --every H] [--seed S]
 
