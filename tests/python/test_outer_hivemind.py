@@ -104,9 +104,11 @@ def test_peers_come_later_and_couriers_are_replaced() -> None:
 
 
 @contextlib.contextmanager
-def transport_of(peer: str, first: Hivemind | None = None, secret: str = "secret") -> Iterator[Hivemind]:
+def transport_of(
+    peer: str, first: Hivemind | None = None, secret: str = "secret", advertise: str = ""
+) -> Iterator[Hivemind]:
     seeds = [] if first is None else first.address().split(",")
-    transport = Hivemind(peer, "run", secret, seeds, HERE, "", {})
+    transport = Hivemind(peer, "run", secret, seeds, HERE, advertise, {})
     try:
         knows(transport, peer)
         yield transport
@@ -157,6 +159,33 @@ def test_values_of_any_length_pass_and_the_known_one_is_not_sent_again(one: Hive
     with pytest.raises(Absent) as absent:
         one.fetch("key", "two", time.monotonic())
     assert absent.value.is_gone
+
+
+def test_peers_that_cannot_connect_ask_by_way_of_one_that_both_reach(one: Hivemind) -> None:
+    with contextlib.ExitStack() as stack:
+        # Nothing listens there: as if a router were before them.
+        closed = [stack.enter_context(socket.socket()) for _ in range(2)]
+        for each in closed:
+            each.bind(("127.0.0.1", 0))
+        places = [f"/ip4/127.0.0.1/tcp/{each.getsockname()[1]}" for each in closed]
+        two = stack.enter_context(transport_of("two", one, advertise=places[0]))
+        with transport_of("three", one, advertise=places[1]) as three:
+            for reader, other in ((two, three), (three, two)):
+                knows(reader, other._peer)
+                big = os.urandom(3_000_000)
+                other.publish("big", big)
+                assert reader.fetch("big", other._peer, in_time()) == big
+                assert other._peer not in reader._connected
+                later = threading.Timer(0.1, other.publish, ("big", b"another"))
+                later.start()
+                assert reader.fetch("big", other._peer, in_time(), big) == b"another"
+                later.join()
+                with pytest.raises(Absent) as absent:
+                    reader.fetch("none", other._peer, time.monotonic() + 0.1)
+                assert not absent.value.is_gone
+        with pytest.raises(Absent) as absent:
+            two.fetch("big", "three", time.monotonic())
+        assert absent.value.is_gone
 
 
 def test_who_has_another_secret_reads_nothing_and_is_not_listed(one: Hivemind) -> None:

@@ -1,9 +1,10 @@
 # Runs in: the courier.
-"""Bytes by way of hivemind's network, which reaches peers behind routers too, by a relay if need be, and encrypts.
+"""Bytes by way of hivemind's network, which reaches peers behind routers too, and encrypts.
 
 Each peer runs a program of libp2p, p2pd, and is a node of a table that hivemind spreads over all of them. There it says
 under the run's name where it is, and says so again before that expires. Values are not in the table: who wants one asks
-its peer for one piece after the other, because a message may have 4 MiB at most.
+its peer for one piece after the other, because a message may have 4 MiB at most. Two peers behind routers, which cannot
+connect, ask by way of one that both have connected to: libp2p's own relays carry 128 KiB and no more.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import ctypes
 import hashlib
 import hmac
 import os
+import random
 import signal
 import threading
 import time
@@ -42,6 +44,8 @@ LOOK_S = 3.0
 ANSWER_S = 10.0
 PIECE = 1 << 20
 """So many bytes of a value must come within ANSWER_S."""
+MOST_WAYS = 4
+"""So many other peers are asked for a value of a peer to which there is no connection."""
 HANDLER = "accelmgr.outer"
 
 
@@ -55,6 +59,10 @@ class _Loop(asyncio.SelectorEventLoop):
 
 def _id_of(address: str) -> PeerID:
     return PeerID.from_base58(address.rpartition("/p2p/")[2])
+
+
+class _NoWay(Exception):
+    """A peer that was asked to ask another one has no connection to it."""
 
 
 class _Signed(RecordValidatorBase):  # type: ignore[misc]
@@ -90,6 +98,7 @@ class Hivemind:
         """
         self._peer, self._table_key, self._places = peer, f"{HANDLER} {run}", dict(places)
         self._met = dict.fromkeys(places, time.monotonic())  # When the table last had a peer.
+        self._connected = dict[str, PeerID]()  # At the last look.
         self._first = {*seeds, *(each for place in places.values() for each in place.split(","))}
         self._secret = hashlib.sha256(f"reader\n{run}\n{secret}".encode()).digest()
         self._values: dict[str, tuple[bytes, bytes]] = {}  # With their SHA-256.
@@ -110,8 +119,7 @@ class Hivemind:
                 check_if_identity_free=False,
                 host_maddrs=(listen or "/ip4/0.0.0.0/tcp/0").split(","),
                 announce_maddrs=advertise.split(",") if advertise else None,
-                use_auto_relay=bool(seeds),
-                trusted_relays=seeds,
+                use_relay=False,
             )
         self._node = await DHTNode.create(self._p2p, record_validator=_Signed(self._secret))
         await self._p2p.add_protobuf_handler(HANDLER, self._answer, BytesValue)
@@ -135,12 +143,16 @@ class Hivemind:
         return hmac.digest(self._secret, reader.to_bytes(), "sha256")
 
     async def _answer(self, request: BytesValue, context: P2PContext) -> BytesValue:
-        token, *asked = MSGPackSerializer.loads(request.value)
+        token, peer, *asked = MSGPackSerializer.loads(request.value)
         if not hmac.compare_digest(token, self._token(context.remote_id)):
             raise PermissionError
-        return BytesValue(value=await self._piece(*asked))
+        if peer == self._peer:
+            return BytesValue(value=await self._piece(*asked))
+        if peer not in self._connected:
+            raise _NoWay
+        return BytesValue(value=await self._call(self._connected[peer], ANSWER_S, peer, *asked))
 
-    async def _piece(self, key: str, known: bytes, wait: float, of: bytes, begin: int) -> bytes:
+    async def _piece(self, wait: float, key: str, known: bytes, of: bytes, begin: int) -> bytes:
         """SHA-256 and length of a value, where the piece begins, and the piece; b"": there is none but the known one.
 
         begin: in the value with the SHA-256 `of`; another one begins at 0.
@@ -157,16 +169,27 @@ class Hivemind:
 
     # Asking
 
-    async def _ask(self, peer: str, wait: float, *asked: Any) -> bytes:
+    async def _ask(self, peer: str, *asked: Any) -> bytes:
+        """asked: as _piece() takes it."""
         if peer == self._peer:
             return await self._piece(*asked)
         if peer not in self._places:
             raise Absent(f"the address of {peer} is not known", is_gone=True)
-        request = BytesValue(value=MSGPackSerializer.dumps([self._token(self._p2p.peer_id), *asked]))
-        call = self._p2p.call_protobuf_handler(_id_of(self._places[peer]), HANDLER, request, BytesValue)
+        ways = [] if peer in self._connected else list(self._connected.values())
+        for way in random.sample(ways, min(MOST_WAYS, len(ways))):
+            with contextlib.suppress(_NoWay):
+                return await self._call(way, 2 * ANSWER_S, peer, *asked)
+        return await self._call(_id_of(self._places[peer]), ANSWER_S, peer, *asked)
+
+    async def _call(self, way: PeerID, patience: float, peer: str, wait: float, *asked: Any) -> bytes:
+        """Has `way` answer for `peer`, which it is or asks."""
+        request = BytesValue(value=MSGPackSerializer.dumps([self._token(self._p2p.peer_id), peer, wait, *asked]))
+        call = self._p2p.call_protobuf_handler(way, HANDLER, request, BytesValue)
         try:
-            return bytes((await asyncio.wait_for(call, wait + ANSWER_S)).value)
+            return bytes((await asyncio.wait_for(call, wait + patience)).value)
         except (P2PHandlerError, P2PDaemonError, OSError, asyncio.TimeoutError) as error:
+            if "_NoWay" in str(error):
+                raise _NoWay from error
             if "PermissionError" in str(error):
                 raise Refused(f"{peer} has another secret or another run") from error
             raise Absent(f"{peer} does not answer: {error!r}", is_gone=True) from error
@@ -179,7 +202,7 @@ class Hivemind:
         digest, value = b"", bytearray()
         while True:
             wait = max(0.0, min(60.0, deadline - time.monotonic()))
-            answer = await self._ask(peer, wait, key, known_digest, wait, digest, len(value))
+            answer = await self._ask(peer, wait, key, known_digest, digest, len(value))
             digest, count, begin = answer[:32], *(int.from_bytes(answer[at : at + 8], "big") for at in (32, 40))
             if (key == "record" and count > MOST_RECORD) or begin not in (0, len(value)) or len(answer) > 48 + PIECE:
                 raise Refused(f"{peer} sends what no peer sends")
@@ -203,6 +226,8 @@ class Hivemind:
                     self._note(name, entry.value)
                 addresses = self._first.union(*(place.split(",") for place in self._places.values()))
                 connected = {each.peer_id for each in await self._p2p.list_peers()}
+                others = {name: _id_of(self._places[name]) for name in self.peers()}
+                self._connected = {name: each for name, each in others.items() if each in connected}
                 met = {self._p2p.peer_id, *connected.intersection(self._node.protocol.routing_table.peer_id_to_uid)}
                 self._dials = {address: task for address, task in self._dials.items() if not task.done()}
                 for address in addresses - self._dials.keys():
