@@ -293,6 +293,23 @@ def test_rounds_go_on_without_a_peer_whose_machine_is_gone(place: str, number: i
         make_round_of_all(peers)
 
 
+def test_one_of_two_machines_is_started_again(tmp_path: pathlib.Path) -> None:
+    """No majority of the last round is there any more, and the new peer has another name."""
+    with swarm_of(*(lambda peer=peer: Peer(peer, f"run@{tmp_path}") for peer in range(2))) as peers:  # type: ignore[misc]
+        meet(peers)
+        make_round(peers)
+        os.kill(peers[1].outer.courier_pid, signal.SIGSTOP)
+        with swarm_of(lambda: Peer(1, f"run@{tmp_path}", seed=7)) as again:
+            there = [peers[0], *again]
+            meet(there)
+            assert again[0].outer.round == 1
+            wait_until(there, lambda: all([each.step().counted and each.outer.round > 1 for each in there]))
+            make_round_of_all(there)
+            os.kill(peers[1].outer.courier_pid, signal.SIGCONT)
+            wait_until([*peers, *again], lambda: peers[1].outer.round == peers[0].outer.round)
+            make_round_of_all([*peers, *again])
+
+
 def test_a_courier_that_is_killed_again_and_again_loses_no_round(tmp_path: pathlib.Path) -> None:
     with swarm_of(*(lambda peer=peer: Peer(peer, f"run@{tmp_path}") for peer in range(2))) as peers:  # type: ignore[misc]
         meet(peers)

@@ -148,12 +148,10 @@ class Host:
     def __init__(self, swarm: Swarm, index: int, fault: Fault) -> None:
         self.swarm, self.index, self.fault = swarm, index, fault
         self.peer = f"p{index}"
-        # Without it a peer waits for ever if the last round had two members and the other one is gone.
-        min_peers = 2 if swarm.kind in ("gone", "host gone") else None
         options = {
             "kind": "float32",
             "bound": None,
-            "min_peers": min_peers,
+            "min_peers": 2,
             "fragment_s": 5.0,
             "shapes": SHAPES,
             "wanted": WANTED,
@@ -390,7 +388,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for module, name, seconds in (
         (_courier, "TICK_S", 0.01),
         *((module, "BEAT_S", 0.1) for module in (_courier, _hearing)),
-        *((module, "SILENCE_S", 0.6) for module in (_courier, _hearing)),
+        (_hearing, "SILENCE_S", 0.6),
+        (_courier, "GO_ON_S", 1.2),
         (_exchange, "POLL_S", 0.1),
         (_exchange, "AGAIN_S", 0.02),
         (_pace, "FIRST_OFFERS_S", 1.0),

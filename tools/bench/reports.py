@@ -391,19 +391,21 @@ def swarm(lines):
         ["link", "computing %", "beside %", "bound %", "t ms", "samples", "H", "made", "MiB", "T s", "p99", "without"],
     )
     rounds = Table(
-        "Their rounds. Missed: without a peer that had joined. Joining: from its start to its first round",
-        ["link", "rounds", "s", "peers", "missed %", "killed", "joining s", "most s", "not joined", "complaints"],
+        "Their rounds. Missed: without a peer that had joined. Joins: from its start to its first round",
+        ["link", "rounds", "s", "longest", "peers", "missed %", "killed", "joins s", "most s", "did not", "warnings"],
     )
     targets = []
     for case in measured.values_of("case"):
         of = {line["metric"]: measured.get("ours", line["metric"], case=case) for line in lines if line["case"] == case}
         keys = ("share", "share_beside", "bound", "step", "samples", "every", "steps_between", "carried", "carry")
         links.rows.append([case, *map(of.get, keys), of.get("p99"), of.get("p99_alone")])
-        keys = ("rounds", "round", "participants", "missed", "killed", "join", "join_longest", "not_joined")
+        keys = ("rounds", "round", "longest", "participants", "missed", "killed", "join", "join_longest", "not_joined")
         rounds.rows.append([case, *map(of.get, keys), of.get("complaints")])
         targets += [
             at_most(2, f"{case}, points below the bound", of.get("below")),
             at_most(0, f"{case}, rounds with two digests", of.get("differing")),
+            at_most(0, f"{case}, divisions of the swarm", of.get("divisions")),
+            at_most(60, f"{case}, seconds from one round to the next", of.get("longest")),
         ]
     return Report([links, rounds], targets)
 

@@ -12,6 +12,7 @@ Needs no root: a user namespace holds all of it, and the kernel ends what is in 
 import argparse
 import bisect
 import contextlib
+import itertools
 import json
 import os
 import pathlib
@@ -227,8 +228,9 @@ class Rounds:
             self.first_heard[key] = min(event["at"], self.first_heard.get(key, float("inf")))
             self.participants[key], self.next_blocks[key] = event["participants"], event["blocks"]
             self.digests.setdefault(key, set()).add(event["digest"])
-        latest = max(self.first_heard, key=self.first_heard.get)
-        self.lineage = latest[0]
+        made = [key for key in self.first_heard if key[1] > 0]
+        self.lineage = max(made, key=self.first_heard.get)[0]
+        self.divisions = len({lineage for lineage, _ in made}) - 1
         self.sizes = peers[0].events("sizes")[0]["sizes"]
 
     def between(self, begin, end):
@@ -332,9 +334,14 @@ def measured(links, arguments, alone_ms, peers, beside, begin, end):
     yield "p99", percentile(steps, 0.99), "ms"
     numbers = rounds.between(begin, end)
     yield "rounds", len(numbers), "rounds"
+    yield "divisions", rounds.divisions, "divisions"
+    times = [begin, *map(rounds.at, numbers), end]
+    yield "longest", max(after - before for before, after in itertools.pairwise(times)), "s"
     without, of = missed(peers, rounds)
     yield "missed", 100 * without / of if of else 0.0, "%"
-    yield "participants", statistics.mean(rounds.participants[rounds.lineage, number] for number in numbers), "peers"
+    if numbers:
+        participants = [rounds.participants[rounds.lineage, number] for number in numbers]
+        yield "participants", statistics.mean(participants), "peers"
     yield "differing", sum(len(found) > 1 for found in rounds.digests.values()), "rounds"
     joining = [peer for peer in peers[PEERS:] if end - peer.begun > KILL_EVERY_S / 2]
     yield "killed", len(peers) - PEERS, "peers"

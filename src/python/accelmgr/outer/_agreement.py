@@ -1,7 +1,8 @@
 # Runs in: the courier.
 """How members agree on a round: each publishes a record, reads those of the others, and advances.
 
-A round is decided by the members of the round before it, the *voters*, as in Paxos with a ballot for each attempt
+A round is decided by the *voters*, which the round before it has named: all peers of this lineage that answered then,
+also those that were late or whose change it did not have. They do it as in Paxos with a ballot for each attempt
 (Lamport, "Paxos Made Simple", 2001). The owner of the first ballot proposes without asking for promises.
 
     offers of two peers or more -> proposal(ballot) -> every member reduces its part, and has the mean
@@ -39,7 +40,7 @@ def quorum(voters: Iterable[str]) -> int:
 class Agreement:
     """A peer's record, and what follows from those of the others. It has no clock, no thread and no network."""
 
-    def __init__(self, record: Record, min_peers: int | None = None) -> None:
+    def __init__(self, record: Record, min_peers: int = 2) -> None:
         """record: as a new peer or one that goes on has it. min_peers: see DiLoCo."""
         self.record = record
         self._min_peers = min_peers
@@ -91,8 +92,9 @@ class Agreement:
         """Stands after another round, of this lineage or of another, without offer, promise or vote."""
         fresh: dict[str, Any] = {"offer": None, "accepted": None, "prepared": None, "proposal": None, "lacking": ()}
         fresh |= {"lacking_means": (), "dropped": 0, "used": 0}
-        voters, number = fields["voters"], fields["round"]
-        self._change(**{**fresh, "promised": self._first_ballot(voters, number), **fields})
+        self._change(**{**fresh, **fields})
+        if "promised" not in fields:
+            self._change(promised=(0, self._turns()[0]))
         self.means.clear()
 
     def has_quorum(self, alive: set[str]) -> bool:
@@ -118,10 +120,6 @@ class Agreement:
             lineage = "/" * lineage.count("/") + hashlib.sha256(lineage.encode()).hexdigest()
         fields = {name: getattr(mine, name) for name in ("round", "digest", "blocks", "committed")}
         self.begin(lineage=lineage, voters=(mine.peer,), **fields)
-
-    @staticmethod
-    def _first_ballot(voters: tuple[str, ...], number: int) -> Ballot:
-        return 0, voters[number % len(voters)]
 
     # What follows
 
@@ -230,28 +228,24 @@ class Agreement:
             lost.add(max(bad, key=lambda peer: (bad[peer], peer in named, peer)))
         return lost
 
-    @property
-    def _least(self) -> int:
-        return max(2, self._min_peers or 0)
-
     def _offering(self, alive: set[str]) -> list[Record]:
         """Who is lost is left out until the next round, unless there is no round without it."""
         there = [each for each in self.peers() if each.offer is not None and each.digest == self.record.digest]
         there = [each for each in there if each is self.record or each.peer in alive]
         lost = self._lost()
         others = [each for each in there if each.peer not in lost]
-        return others if len(others) >= self._least else there
+        return others if len(others) >= self._min_peers else there
 
     def _missing_offers(self, alive: set[str], offers_are_late: bool) -> str:
         voters = self.record.voters
         offering = self._offering(alive)
         if not self.has_quorum(alive):
             living = len({self.record.peer, *alive} & set(voters))
-            return f"{quorum(voters)} of the {len(voters)} members of the last round; {living} answer"
-        if len({self.record.peer, *alive}) < self._least:
-            return f"other peers: this one is alone, and a round needs {self._least}"
-        if len(offering) < self._least:
-            return f"changes: {len(offering)} of {self._least} were offered"
+            return f"{quorum(voters)} of the {len(voters)} members of the swarm; {living} answer"
+        if len({self.record.peer, *alive}) < self._min_peers:
+            return f"other peers: this one is alone, and a round needs {self._min_peers}"
+        if len(offering) < self._min_peers:
+            return f"changes: {len(offering)} of {self._min_peers} were offered"
         there = {each.peer for each in self.peers()} & {self.record.peer, *alive}
         late = sorted(there - {each.peer for each in offering})
         return f"changes of {', '.join(late)}" if late and not offers_are_late else ""
@@ -275,6 +269,7 @@ class Agreement:
             mine.lineage,
             members,
             weights,
+            tuple(sorted({*members, *(each.peer for each in living)})),
             mine.blocks,
             next_blocks,
             last.total + sum(weights),
@@ -327,11 +322,16 @@ class Agreement:
         ]
         return sorted(set(has))
 
+    def _turns(self) -> list[str]:
+        """The voters in the order in which they propose. Who was in the last round comes first: others may be late."""
+        voters, number = self.record.voters, self.record.round
+        last = self.record.committed[1].members
+        order = [voters[(number + place) % len(voters)] for place in range(len(voters))]
+        return sorted(order, key=lambda peer: peer not in last)
+
     def _prepare(self, alive: set[str], late: int) -> None:
         """Begins the next attempt, if it is this peer's turn. Living voters take turns: one may live and not hear."""
-        voters, number = self.record.voters, self.record.round
-        order = [voters[(number + place) % len(voters)] for place in range(len(voters))]
-        living = [peer for peer in order if peer == self.record.peer or peer in alive]
+        living = [peer for peer in self._turns() if peer == self.record.peer or peer in alive]
         highest = max([self.record.promised, *(each.promised for each in self.peers())])
         if living[(highest[0] + max(0, late - 1)) % len(living)] == self.record.peer:
             ballot = highest[0] + 1, self.record.peer

@@ -28,7 +28,7 @@ from accelmgr.outer._agreement import Agreement, precedence
 from accelmgr.outer._catching_up import CARRY_S, CatchingUp
 from accelmgr.outer._channel import Channel, Given, Numbers, Range, Status
 from accelmgr.outer._exchange import Cancelled, Exchange, decoded, digest_of
-from accelmgr.outer._hearing import BEAT_S, SILENCE_S, Hearing
+from accelmgr.outer._hearing import BEAT_S, Hearing
 from accelmgr.outer._leases import AGAIN, FIRST, Leases, append, needed, not_of_lease, of_lease
 from accelmgr.outer._pace import Pace
 from accelmgr.outer._record import Accepted, Proposal, Record
@@ -37,6 +37,8 @@ from accelmgr.outer._state import State
 
 PR_SET_PDEATHSIG = 1
 TICK_S = 0.1
+GO_ON_S = 15.0
+"""After so long without a majority those that are there go on by themselves."""
 MOST_TEXT = 500
 MOST_WARNINGS = 1000
 """So many texts are remembered, each of which is not said again."""
@@ -64,7 +66,7 @@ class Courier:
         else:
             own, every = settings.peer, (0, len(shapes))
             leases = Leases().after_round({}, {}, {own: settings.wanted}, FIRST)
-            begin = Proposal(0, own, (own,), (0.0,), every, every, 0.0, leases, (0, own))
+            begin = Proposal(0, own, (own,), (0.0,), (own,), every, every, 0.0, leases, (0, own))
             record = Record(
                 own,
                 lineage=own,
@@ -195,13 +197,11 @@ class Courier:
             self._catching_up.follow(ahead[0], alive)
 
     def _split_if_needed(self, alive: set[str]) -> None:
-        now, least, agreement = time.monotonic(), self._settings.min_peers, self._agreement
-        if least is None and agreement.record.round == 0:
-            least = 2  # Nothing was decided yet that only the first peer knows.
+        now, agreement = time.monotonic(), self._agreement
         agreement.say_quorum(alive)
-        if least is None or len(alive) + 1 < least or agreement.hears_of_quorum(alive):
+        if len(alive) + 1 < self._settings.min_peers or agreement.hears_of_quorum(alive):
             self._lost_at = now
-        elif now - self._lost_at > 2 * SILENCE_S:
+        elif now - self._lost_at > GO_ON_S:
             self._warn(f"the majority of round {self._agreement.record.round} is gone; {len(alive) + 1} peers go on")
             self._agreement.split()
 
@@ -294,7 +294,7 @@ class Courier:
         def record(after: str) -> dict[str, Any]:
             self._agreement.begin(
                 round=proposal.number,
-                voters=proposal.members,
+                voters=proposal.voters,
                 digest=after,
                 blocks=proposal.next_blocks,
                 committed=decided,

@@ -30,6 +30,8 @@ class Proposal(NamedTuple):
     lineage: str
     members: tuple[str, ...]
     weights: tuple[float, ...]
+    voters: tuple[str, ...]
+    """Who decides the round after it."""
     blocks: tuple[int, int]
     next_blocks: tuple[int, int]
     """What the round after it averages."""
@@ -90,7 +92,7 @@ class Record:
     """Peers whose part of the mean did not come in time."""
     lacking_in: Ballot = (0, "")
     """The ballot of that proposal."""
-    committed: Accepted = ((0, ""), Proposal(0, "", (), (), (0, 0), (0, 0), 0.0, Leases(), (0, "")), "")
+    committed: Accepted = ((0, ""), Proposal(0, "", (), (), (), (0, 0), (0, 0), 0.0, Leases(), (0, "")), "")
     """What decided the last round that the peer has committed; before the first one, an empty proposal."""
     has_quorum: bool = True
     """Whether the peer hears a majority of the voters."""
@@ -115,8 +117,10 @@ class Record:
             if not _is(getattr(record, name), kind):
                 raise ValueError(f"no record of a peer: its {name} is {str(getattr(record, name))[:100]}")
         proposals = [each[1] for each in (record.proposal, record.accepted, record.committed) if each is not None]
-        if not record.voters or any(len(each.members) != len(each.weights) for each in proposals):
-            raise ValueError("no record of a peer: members or voters are missing")
+        if not all((record.voters, *(each.voters for each in proposals if each.number > 0))):
+            raise ValueError("no record of a peer: voters are missing")
+        if any(len(each.members) != len(each.weights) for each in proposals):
+            raise ValueError("no record of a peer: members or weights are missing")
         if max([record.offer or 0.0, *(weight for each in proposals for weight in each.weights)]) > MOST_WEIGHT:
             raise ValueError(f"no record of a peer: a weight is more than {MOST_WEIGHT:g}")
         return record

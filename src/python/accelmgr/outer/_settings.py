@@ -25,7 +25,7 @@ class Settings:
     advertise: str
     kind: str
     bound: float | None
-    min_peers: int | None
+    min_peers: int
     fragment_s: float
     wanted: int
     """See Record."""

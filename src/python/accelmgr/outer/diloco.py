@@ -94,9 +94,9 @@ class DiLoCo:
     mix: how much of the outer parameters a merge takes: 1.0 replaces the inner ones.
     payload: how changes travel: `int8`, `int4` (both by blocks of 256) or `float32`.
     weight: what a step adds to the weight of this peer's change; None: its samples.
-    min_peers: the least members of a round. When no majority of the last round's members is there, so many peers go on
-        without the others; None: they wait. Two halves of a divided swarm may both go on then; when they meet, the one
-        with fewer rounds takes over the other's state.
+    min_peers: the least members of a round. When no majority of the swarm has answered for a quarter of a minute, so
+        many peers go on without the others. Two halves of a divided swarm may both go on then; when they meet, the one
+        with fewer rounds takes over the other's state. More than half of the swarm: only one half goes on.
     bound: a change whose norm is more than so many times the median is scaled down; None: it is not. Each member of a
         round compares norms in the part that it reduces.
     secret: lets peers in. Values are signed with it; only hivemind's network encrypts them.
@@ -104,9 +104,9 @@ class DiLoCo:
     listen, advertise: HOST:PORT to serve at, and that others reach this peer at, where that differs (NAT); with
         hivemind's network multiaddrs without the name of the peer (`/ip4/0.0.0.0/tcp/31337`).
 
-    A round counts once or not at all: members, weights and mean are agreed on by a majority of the last round's
-    members, and each commits it in one piece. A peer that dies, hangs or is late is left out, and takes the state of
-    the others when it comes back; its inner parameters and their optimizer stay. Buffers are not averaged.
+    A round counts once or not at all: members, weights and mean are agreed on by a majority of the peers that answered
+    in the round before it, and each commits it in one piece. A peer that dies, hangs or is late is left out, and takes
+    the state of the others when it comes back; its inner parameters and their optimizer stay. Buffers are not averaged.
 
     Source: Douillard et al., "DiLoCo", 2023; "Streaming DiLoCo with overlapping communication", 2025 (`mix`).
 
@@ -126,7 +126,7 @@ class DiLoCo:
         mix: float = 0.5,
         payload: str = "int8",
         weight: Callable[[_native.StepResult], float] | None = None,
-        min_peers: int | None = None,
+        min_peers: int = 2,
         bound: float | None = 10.0,
         fragment_s: float = 5.0,
         secret: str = "",
@@ -150,7 +150,7 @@ class DiLoCo:
             raise ConfigError(f"mix is {mix}; it must be more than 0 and at most 1", "mix")
         if payload not in KINDS:
             raise ConfigError(f"payload is '{payload}'; it must be one of {', '.join(KINDS)}", "payload")
-        if min_peers is not None and min_peers < 2:
+        if min_peers < 2:
             raise ConfigError(f"min_peers is {min_peers}; it must be at least 2", "min_peers")
         if bound is not None and not bound > 0:
             raise ConfigError(f"bound is {bound}; it must be more than 0", "bound")
