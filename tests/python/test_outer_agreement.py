@@ -307,6 +307,28 @@ def test_the_name_of_a_swarm_that_is_divided_again_and_again_has_an_end() -> Non
         Record.of_bytes(peer.record.as_bytes())
 
 
+def test_who_is_one_round_behind_is_waited_for_as_others_are() -> None:
+    """Its bytes came a little later than those of the others, and so it was late in every round."""
+    peers = swarm_of({"a": "bc", "b": "ac", "c": "ab"})
+    committed = (
+        (0, "a"),
+        Proposal(2, "p0", ("a", "b"), (1.0, 1.0), ("a", "b", "c"), ALL, ALL, 2.0, Leases(), (0, "a")),
+        "",
+    )
+    for name, other in (("a", "b"), ("b", "a")):
+        peers[name].begin(round=2, voters=("a", "b", "c"), digest="digest 2", blocks=ALL, committed=committed)
+        peers[name].offer(1.0)
+        peers[name].hear(peers["c"].record)
+        peers[name].hear(peers[other].record)
+    owner = peers[peers["a"].record.promised[1]]
+    owner.hear(peers["b" if owner is peers["a"] else "a"].record)
+    alive = {"a", "b", "c"} - {owner.record.peer}
+    owner.advance(alive, 0, False, ALL)
+    assert owner.waiting_for == "changes of c" and owner.present() is None
+    owner.advance(alive, 0, True, ALL)
+    assert owner.present() is not None
+
+
 def test_two_peers_with_different_digests_take_one_of_them() -> None:
     peers = swarm_of({"a": "b", "b": "a"})
     peers["b"].record = dataclasses.replace(peers["b"].record, digest="digest 0")

@@ -133,6 +133,9 @@ class Agreement:
         same = [each for each in self.heard.values() if (each.lineage, each.round) == (mine.lineage, mine.round)]
         return [mine, *same]
 
+    def _is_one_behind(self, other: Record) -> bool:
+        return (other.lineage, other.round + 1) == (self.record.lineage, self.record.round)
+
     def ahead(self, alive: set[str]) -> Record | None:
         """A living peer that this one must follow: with more rounds, a lineage to join, or the digest of most."""
         others = [self.heard[peer] for peer in alive if peer in self.heard]
@@ -246,8 +249,9 @@ class Agreement:
             return f"other peers: this one is alone, and a round needs {self._min_peers}"
         if len(offering) < self._min_peers:
             return f"changes: {len(offering)} of {self._min_peers} were offered"
-        there = {each.peer for each in self.peers()} & {self.record.peer, *alive}
-        late = sorted(there - {each.peer for each in offering})
+        # Who has not committed the last round yet is about to: if it were not waited for, it would be late for ever.
+        known = self.peers() + [each for each in self.heard.values() if self._is_one_behind(each)]
+        late = sorted({each.peer for each in known if each.peer in alive} - {each.peer for each in offering})
         return f"changes of {', '.join(late)}" if late and not offers_are_late else ""
 
     def _propose(self, ballot: Ballot, alive: set[str], next_blocks: tuple[int, int]) -> None:
