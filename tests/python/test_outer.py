@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import os
 import pathlib
 import select
@@ -490,6 +491,40 @@ def test_what_cannot_be_is_refused_with_its_name(options: dict[str, object], key
         with pytest.raises(accelmgr.ConfigError) as caught:
             accelmgr.outer.DiLoCo(manager, **{"swarm": f"run@{tmp_path}", "every": 1, **options})  # type: ignore[arg-type]
         assert caught.value.key == key
+
+
+def test_who_was_left_out_offers_what_it_has_when_others_do(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its steps took longer, or began later: it was too late in every round."""
+    with swarm_of(lambda: Peer(0, f"run@{tmp_path}")) as (peer,):
+        wait_until([peer], lambda: all_ready([peer]))
+        outer = peer.outer
+        monkeypatch.setattr(outer, "_receive", lambda: None)  # It hears what others would have said.
+        status = {**dataclasses.asdict(outer._status), "round": 1}
+        for _ in range(EVERY + 1):
+            peer.step()
+        outer._merge(
+            {"merge": [[index, False] for index in range(4)], "stands": [status["lineage"], 1], "replaces": False}
+        )
+        outer._hear({"status": {**status, "is_awaited": True}})
+        outer._act()
+        assert outer._offered is None  # What it had is dropped.
+        peer.step()
+        assert outer._offered == [status["lineage"], 1] and outer._offered_counts["weight"] == 4
+        outer._merge(
+            {"merge": [[index, True] for index in range(4)], "stands": [status["lineage"], 2], "replaces": False}
+        )
+        outer._hear({"status": {**status, "round": 2}})
+        for _ in range(EVERY):
+            assert outer._offered is None
+            peer.step()
+        outer._merge(
+            {"merge": [[index, True] for index in range(4)], "stands": [status["lineage"], 3], "replaces": False}
+        )
+        outer._hear({"status": {**status, "round": 3, "is_awaited": True}})
+        peer.step()
+        assert outer._offered is None  # It was in time.
 
 
 def test_what_was_offered_when_the_swarm_was_divided_is_offered_again(tmp_path: pathlib.Path) -> None:

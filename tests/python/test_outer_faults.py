@@ -240,7 +240,7 @@ class Host:
         ):
             self.numbers.change(self.status.blocks).fill_(change_of(self.index, self.status.round + 1))
             self.offered = stands
-            self.swarm.used[self.peer, self.status.round + 1] = [
+            self.swarm.used[self.peer, (self.status.lineage, self.status.round + 1)] = [
                 element for element, is_new in elements[self.used : self.used + STEP] if is_new
             ]
             self.used += STEP
@@ -282,7 +282,7 @@ class Swarm:
         self.folder, self.kind = folder, fault.kind
         self.digests: dict[tuple[str, int], str] | None = {}  # None: they may differ.
         self.members: dict[tuple[str, int], dict[str, float]] = {}  # With their weights.
-        self.used: dict[tuple[str, int], list[int]] = {}
+        self.used: dict[tuple[str, tuple[str, int]], list[int]] = {}  # By a peer, and a lineage's round.
         self.hosts = [Host(self, index, fault if index == 0 else Fault("none", 0)) for index in range(3)]
 
     def note(self, host: Host) -> None:
@@ -316,14 +316,19 @@ class Swarm:
             for host in self.hosts
         )
 
-    def expected(self) -> float:
-        """The outer parameters after the rounds that were made."""
-        lineage, value = self.hosts[1].status.lineage, torch.zeros(1)
-        for number in range(1, self.hosts[1].status.round + 1):
-            place = lineage
+    def history(self) -> list[tuple[tuple[str, int], dict[str, float]]]:
+        """The rounds that were made, without those of a lineage that has ended."""
+        rounds, place = [], self.hosts[1].status.lineage
+        for number in range(self.hosts[1].status.round, 0, -1):
             while (place, number) not in self.members:  # It was made before a split.
                 place = place.rpartition("/")[0]
-            members = self.members[place, number]
+            rounds.append(((place, number), self.members[place, number]))
+        return rounds[::-1]
+
+    def expected(self) -> float:
+        """The outer parameters after the rounds that were made."""
+        value = torch.zeros(1)
+        for (_, number), members in self.history():
             total = torch.zeros(1)
             for member, weight in members.items():
                 total += weight * change_of(int(member[1:]), number)
@@ -352,11 +357,11 @@ class Swarm:
             for index in range(len(SHAPES)):
                 assert set(host.numbers.outer(index).tolist()) == {self.expected()}
         used = [
-            number
-            for (_, round_number), members in self.members.items()
+            element
+            for place, members in self.history()
             for member, weight in members.items()
             if weight > 0
-            for number in self.used[member, round_number]
+            for element in self.used[member, place]
         ]
         assert len(set(used)) == len(used)
 

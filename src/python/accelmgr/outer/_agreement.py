@@ -133,6 +133,10 @@ class Agreement:
         same = [each for each in self.heard.values() if (each.lineage, each.round) == (mine.lineage, mine.round)]
         return [mine, *same]
 
+    def is_awaited(self, alive: set[str]) -> bool:
+        """Whether another peer has offered a change to the next round, and this one has not."""
+        return self.record.offer is None and any(each.offer and each.peer in alive for each in self.peers())
+
     def _is_one_behind(self, other: Record) -> bool:
         return (other.lineage, other.round + 1) == (self.record.lineage, self.record.round)
 
@@ -251,7 +255,8 @@ class Agreement:
             return f"changes: {len(offering)} of {self._min_peers} were offered"
         # Who has not committed the last round yet is about to: if it were not waited for, it would be late for ever.
         known = self.peers() + [each for each in self.heard.values() if self._is_one_behind(each)]
-        late = sorted({each.peer for each in known if each.peer in alive} - {each.peer for each in offering})
+        there = {each.peer for each in known} & {self.record.peer, *alive}
+        late = sorted(there - {each.peer for each in offering})
         return f"changes of {', '.join(late)}" if late and not offers_are_late else ""
 
     def _propose(self, ballot: Ballot, alive: set[str], next_blocks: tuple[int, int]) -> None:

@@ -42,6 +42,8 @@ class Status:
     blocks: tuple[int, int] = (0, 0)
     is_ready: bool = False
     """Whether the host may offer a change: no other peer is ahead."""
+    is_awaited: bool = False
+    """Whether others have offered a change to the next round, and this peer has not."""
     address: str = ""
 
 

@@ -37,7 +37,7 @@ from accelmgr.outer._state import State
 
 PR_SET_PDEATHSIG = 1
 TICK_S = 0.1
-GO_ON_S = 15.0
+GO_ON_S = 30.0
 """After so long without a majority those that are there go on by themselves."""
 MOST_TEXT = 500
 MOST_WARNINGS = 1000
@@ -457,6 +457,7 @@ class Courier:
             if self._is_merging:
                 self._dirty = dict(sorted(self._dirty.items())[MOST_BLOCKS:])
                 self._replaces = self._replaces and not is_all
+        alive = self._hearing.alive()
         status = Status(
             record.lineage,
             record.round,
@@ -465,7 +466,8 @@ class Courier:
             record.digest,
             self._agreement.waiting_for[:MOST_TEXT],
             record.blocks,
-            not self._catching_up.is_under_way and self._agreement.ahead(self._hearing.alive()) is None,
+            not self._catching_up.is_under_way and self._agreement.ahead(alive) is None,
+            self._agreement.is_awaited(alive),
             self._transport.address(),
         )
         if status != self._status and self._tell(status=dataclasses.asdict(status)):

@@ -94,7 +94,7 @@ class DiLoCo:
     mix: how much of the outer parameters a merge takes: 1.0 replaces the inner ones.
     payload: how changes travel: `int8`, `int4` (both by blocks of 256) or `float32`.
     weight: what a step adds to the weight of this peer's change; None: its samples.
-    min_peers: the least members of a round. When no majority of the swarm has answered for a quarter of a minute, so
+    min_peers: the least members of a round. When no majority of the swarm has answered for half a minute, so
         many peers go on without the others. Two halves of a divided swarm may both go on then; when they meet, the one
         with fewer rounds takes over the other's state. More than half of the swarm: only one half goes on.
     bound: a change whose norm is more than so many times the median is scaled down; None: it is not. Each member of a
@@ -168,6 +168,7 @@ class DiLoCo:
         self._offered: list[Any] | None = None
         self._pending: dict[str, Any] | None = None
         self._steps, self._sum = 0, 0.0
+        self._was_left_out = False  # Its changes come too late, until one is due before others offer theirs.
         self._batch = self._since = self._used = 0  # Elements: of the last step; used before this change, and by now.
         self._offered_counts: dict[str, float] = {}
         self._due_steps = every  # For the blocks of the next round.
@@ -272,6 +273,8 @@ class DiLoCo:
     def step(self, result: _native.StepResult) -> None:
         """Call it after each step. It merges what has come, and offers a change when `every` steps were made.
 
+        A peer that a round has left out, for instance because its steps take longer, offers what it has when others do.
+
         It never waits for another peer. Raises UsageError: `weight` has returned no weight. Raises SessionError: the
         courier cannot start, for instance because `listen` is no address of this machine. With inner steps it calls
         manager.sync() when there is something to merge or to offer.
@@ -298,7 +301,9 @@ class DiLoCo:
             self._offer()
 
     def _is_due(self) -> bool:
-        return self._steps >= self._due_steps and self._stands() and self._offered != self._merged
+        offers_with_others = self._was_left_out and self._status.is_awaited and self._sum > 0
+        is_due = self._steps >= self._due_steps or offers_with_others
+        return is_due and self._stands() and self._offered != self._merged
 
     def _stands(self) -> bool:
         """Whether what was merged last is what the courier has said that it has: a change may be offered to that."""
@@ -319,7 +324,7 @@ class DiLoCo:
                 base.copy_(outer if took_part or replaces else parameter)
         self._merged, self._pending = message["stands"], None
         if message["merge"] and not any(took_part for _, took_part in message["merge"]):
-            self._sum, self._since = 0.0, self._used
+            self._steps, self._sum, self._since, self._was_left_out = 0, 0.0, self._used, True
         if self._offered is not None and self._offered != self._merged:
             if not message["merge"]:  # The swarm was divided: what was offered is in no round, and is offered again.
                 self._sum, self._since = self._sum + self._offered_counts["weight"], int(self._offered_counts["since"])
@@ -337,6 +342,7 @@ class DiLoCo:
         self._offered = [self._status.lineage, self._status.round]
         self._offered_counts = {"weight": self._sum, "since": self._since, "used": self._used}
         self._send(offer=self._offered, **self._offered_counts)
+        self._was_left_out = self._steps < self._due_steps
         self._steps, self._sum, self._since = 0, 0.0, self._used
 
     def wait(self, timeout: float) -> bool:
