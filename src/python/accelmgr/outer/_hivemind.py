@@ -61,8 +61,8 @@ def _id_of(address: str) -> PeerID:
     return PeerID.from_base58(address.rpartition("/p2p/")[2])
 
 
-class _NoWay(Exception):
-    """A peer that was asked to ask another one has no connection to it."""
+class _NoWay(Absent):
+    """Who was asked to ask another peer has no connection to it."""
 
 
 class _Signed(RecordValidatorBase):  # type: ignore[misc]
@@ -149,7 +149,7 @@ class Hivemind:
         if peer == self._peer:
             return BytesValue(value=await self._piece(*asked))
         if peer not in self._connected:
-            raise _NoWay
+            raise _NoWay(f"there is no connection to {peer}")
         return BytesValue(value=await self._call(self._connected[peer], ANSWER_S, peer, *asked))
 
     async def _piece(self, wait: float, key: str, known: bytes, of: bytes, begin: int) -> bytes:
@@ -189,7 +189,7 @@ class Hivemind:
             return bytes((await asyncio.wait_for(call, wait + patience)).value)
         except (P2PHandlerError, P2PDaemonError, OSError, asyncio.TimeoutError) as error:
             if "_NoWay" in str(error):
-                raise _NoWay from error
+                raise _NoWay(f"{peer} is not connected", is_gone=True) from error
             if "PermissionError" in str(error):
                 raise Refused(f"{peer} has another secret or another run") from error
             raise Absent(f"{peer} does not answer: {error!r}", is_gone=True) from error
