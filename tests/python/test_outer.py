@@ -480,6 +480,7 @@ def test_a_host_that_ends_takes_its_courier_along(tmp_path: pathlib.Path) -> Non
         ({"mix": 0.0}, "mix"),
         ({"payload": "int3"}, "payload"),
         ({"min_peers": 1}, "min_peers"),
+        ({"min_peers": None}, "min_peers"),
         ({"bound": -1.0}, "bound"),
         ({"swarm": "run@host:port"}, "swarm"),
         ({"swarm": "run@host:1", "listen": "4711"}, "listen"),

@@ -150,7 +150,7 @@ class DiLoCo:
             raise ConfigError(f"mix is {mix}; it must be more than 0 and at most 1", "mix")
         if payload not in KINDS:
             raise ConfigError(f"payload is '{payload}'; it must be one of {', '.join(KINDS)}", "payload")
-        if min_peers < 2:
+        if not isinstance(min_peers, int) or min_peers < 2:
             raise ConfigError(f"min_peers is {min_peers}; it must be at least 2", "min_peers")
         if bound is not None and not bound > 0:
             raise ConfigError(f"bound is {bound}; it must be more than 0", "bound")
