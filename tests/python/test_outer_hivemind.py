@@ -18,7 +18,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from launching import kill
-from test_outer import BOUND_S, WHOLE, Peer, make_round, make_round_of_all, meet, simulated, swarm_of, wait_until
+from outer_peers import BOUND_S, WHOLE, Peer, make_round, make_round_of_all, meet, simulated, swarm_of, wait_until
 
 import accelmgr
 from accelmgr.outer._transport import FORGET_S, Absent, Refused

@@ -16,8 +16,8 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from outer_peers import meet
 from plain_gpt import Gpt, Sequences, held_out_loss
-from test_outer import meet
 
 import accelmgr
 import accelmgr.outer

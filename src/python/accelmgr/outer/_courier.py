@@ -26,10 +26,11 @@ import torch
 
 from accelmgr.outer._agreement import Agreement, precedence
 from accelmgr.outer._catching_up import CARRY_S, CatchingUp
-from accelmgr.outer._channel import Channel, Given, Numbers, Range, Status
+from accelmgr.outer._channel import Channel, Given, Numbers, Status
+from accelmgr.outer._elements import Elements
 from accelmgr.outer._exchange import Cancelled, Exchange, decoded, digest_of
 from accelmgr.outer._hearing import BEAT_S, Hearing
-from accelmgr.outer._leases import AGAIN, FIRST, Leases, append, needed, not_of_lease, of_lease
+from accelmgr.outer._leases import FIRST, Leases
 from accelmgr.outer._pace import Pace
 from accelmgr.outer._record import Accepted, Proposal, Record
 from accelmgr.outer._settings import Settings, transport_of
@@ -52,7 +53,7 @@ class Courier:
     """The main thread makes all decisions; others wait for bytes, and put what has come into one queue."""
 
     def __init__(self, settings: Settings, channel: Channel, numbers: Numbers, given: Given, state_fd: int) -> None:
-        self._settings, self._channel, self._numbers, self._given = settings, channel, numbers, given
+        self._settings, self._channel, self._numbers = settings, channel, numbers
         shapes, blocks = settings.shapes, range(len(settings.shapes))
         self._state = State(
             state_fd,
@@ -105,9 +106,7 @@ class Courier:
             takes=self._take,
             says=self._warn,
         )
-        self._ranges: list[Range] = []
-        for given_before in given.ranges():
-            append(self._ranges, given_before)
+        self._elements = Elements(self._agreement, given)
         self._dirty: dict[int, bool] = {}
         self._merged: list[Any] | None = None
         self._replaces = False  # See the channel.
@@ -375,7 +374,7 @@ class Courier:
         if "merged" in message:
             self._merged, self._is_merging = message["merged"], False
             if record.offer is None:
-                self._agreement.drop(self._of_lease(message["used"]))
+                self._elements.drop(message["used"])
             stands = [self._settings.peer, 0] if self._merged is None else self._merged
             if not message.get("is_first") or stands == [record.lineage, record.round]:
                 pass
@@ -393,25 +392,18 @@ class Courier:
     def _offer(self, weight: float, since: int, used: int) -> None:
         """since, used: how many elements the host had used when it began the change, and at its end."""
         why, round_number = "", self._agreement.record.round + 1
-        self._ranges = needed(self._ranges, self._held, since)
+        self._elements.begin_change(since)
         if not torch.isfinite(self._numbers.change(self._agreement.record.blocks)).all():
             why = "is not finite"
-        elif self._settings.wanted > 0 and not_of_lease(self._ranges, self._held, since, used) > 0:
+        elif self._elements.are_of_others(since, used):
             why = "has elements that were leased to others while this peer was gone"
         if why:
             self._warn(f"the change of this peer {why}; round {round_number} goes without it")
-            self._agreement.drop(self._of_lease(used))
+            self._elements.drop(used)
             self._offer_nothing()
         else:
-            self._agreement.drop(self._of_lease(since))
-            self._agreement.offer(weight, self._of_lease(used) - self._of_lease(since))
-
-    @property
-    def _held(self) -> list[tuple[int, int, int]]:
-        return self._agreement.record.committed[1].leases.of(self._settings.peer)
-
-    def _of_lease(self, used: int) -> int:
-        return of_lease(self._ranges, self._held, used)
+            self._elements.drop(since)
+            self._agreement.offer(weight, self._elements.count(since, used))
 
     def _offer_nothing(self) -> None:
         """So that others need not wait for a change."""
@@ -420,15 +412,8 @@ class Courier:
 
     def _give(self) -> None:
         """Elements to the host; if it has none, a round is made for it without a change."""
-        held = self._held
-        known = {each.number for each in self._ranges}
-        for lease in held:
-            if lease[2] not in known:
-                append(self._ranges, self._given.add(*lease))
-        if self._given.is_used_up:
-            for begin, end, *_ in held or self._given.last():
-                append(self._ranges, self._given.add(begin, end, AGAIN))
-        if self._settings.wanted > 0 and not held and self._agreement.record.offer is None:
+        self._elements.give()
+        if self._settings.wanted > 0 and not self._elements.held and self._agreement.record.offer is None:
             self._offer_nothing()
 
     def _say(self) -> None:
