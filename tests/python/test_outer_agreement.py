@@ -8,6 +8,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
+import uuid
+import zlib
 
 import pytest
 
@@ -15,6 +17,7 @@ from accelmgr.outer import _pace
 from accelmgr.outer._agreement import Agreement, precedence, quorum
 from accelmgr.outer._leases import Leases
 from accelmgr.outer._record import Accepted, Proposal, Record
+from accelmgr.outer._transport import MOST_RECORD
 
 ALL = (0, 1)
 
@@ -182,9 +185,12 @@ def test_a_record_is_what_it_was_after_its_way_and_nonsense_is_refused() -> None
     record = dataclasses.replace(record, prepared=(3, "p1"), proposal=((3, "p1"), proposal))
     record = dataclasses.replace(record, lacking=("p1",), committed=accepted, wants={"p1": "x"})
     assert Record.of_bytes(record.as_bytes()) == record
-    for text in (b"", b"[]", b"{}", json.dumps({"peer": 1}).encode(), record.as_bytes()[:-1], b"[" * 100_000):
-        with pytest.raises(ValueError):
-            Record.of_bytes(text)
+    fields = json.loads(zlib.decompress(record.as_bytes()))
+    too_long = zlib.compress(json.dumps(fields).encode() + b" " * MOST_RECORD)
+    of_nobody = [zlib.compress(text) for text in (b"", b"[]", b"{}", b'{"peer": 1}', b"[" * 100_000)]
+    for data in (b"", json.dumps(fields).encode(), record.as_bytes()[:-1], too_long, *of_nobody):
+        with pytest.raises(ValueError, match="^no record of a peer: (?!no record)"):
+            Record.of_bytes(data)
     others: dict[str, list[object]] = {
         "version": ["7", -1, 1 << 70, True, None],
         "round": [None, 1.5],
@@ -201,11 +207,24 @@ def test_a_record_is_what_it_was_after_its_way_and_nonsense_is_refused() -> None
             for field, values in (("weights", (1.0,)), ("voters", ()))
         ],
     }
-    fields = json.loads(record.as_bytes())
     for name, values in others.items():
         for value in values:
             with pytest.raises(ValueError):
-                Record.of_bytes(json.dumps({**fields, name: value}).encode())
+                Record.of_fields({**fields, name: value})
+
+
+def test_a_record_of_a_hundred_peers_is_small() -> None:
+    """Each peer gets those of all others each second."""
+    names = tuple(f"machine-{uuid.uuid4().hex[:12]}" for _ in range(100))
+    leases = [Leases().after_round({}, {}, dict.fromkeys(names, 6400), first << 16) for first in (7, 8)]
+    last, proposal = (
+        Proposal(number, names[0], names, (800.0,) * 100, names, ALL, ALL, 1e6, lease, (0, names[number]))
+        for number, lease in zip((4, 5), leases, strict=True)
+    )
+    ballot = (0, names[5])
+    record = Record(names[0], 7, "", names[0], 4, names, "d" * 64, ALL, 800.0, promised=ballot, prepared=ballot)
+    record = dataclasses.replace(record, accepted=(ballot, proposal, "e" * 64), committed=(ballot, last, "f" * 64))
+    assert len(dataclasses.replace(record, proposal=(ballot, proposal)).as_bytes()) < 8000
 
 
 def test_who_reaches_nobody_is_left_out_and_not_all_others() -> None:

@@ -186,4 +186,4 @@ def _parsed(snapshot: bytes) -> tuple[Record, list[str]]:
     """A peer's record and the SHA-256 of each block. Raises ValueError, TypeError or KeyError."""
     data: dict[str, Any] = json.loads(snapshot)
     hashes = [str(each) for each in data.pop("hashes")]
-    return Record.of_bytes(json.dumps(data).encode()), hashes
+    return Record.of_fields(data), hashes

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
-import json
 import os
 import pickle
 import queue
@@ -63,7 +62,7 @@ class Courier:
         )
         self._transport = transport_of(settings, self._state.places)
         if self._state.record is not None:
-            record = Record.of_bytes(json.dumps(self._state.record).encode())
+            record = Record.of_fields(self._state.record)
         else:
             own, every = settings.peer, (0, len(shapes))
             leases = Leases().after_round({}, {}, {own: settings.wanted}, FIRST)
