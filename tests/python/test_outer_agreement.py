@@ -326,6 +326,24 @@ def test_the_name_of_a_swarm_that_is_divided_again_and_again_has_an_end() -> Non
         Record.of_bytes(peer.record.as_bytes())
 
 
+def test_of_two_parts_the_one_with_more_work_goes_on() -> None:
+    """Two machines make rounds as often as eight do, or more often."""
+    big, small = swarm_of({"a": "", "b": ""}).values()
+    for peer, rounds, weight in ((big, 3, 80.0), (small, 4, 20.0)):
+        peer.split()
+        for number in range(2, 2 + rounds):
+            last, lineage, voters = peer.record.committed[1], peer.record.lineage, peer.record.voters
+            made = Proposal(
+                number, lineage, voters, (weight,), voters, ALL, ALL, last.total + weight, Leases(), (0, "a")
+            )
+            peer.begin(round=number, digest=f"digest {number}", committed=((0, "a"), made, ""))
+    big.hear(small.record)
+    small.hear(big.record)
+    assert (big.ahead({"b"}), small.ahead({"a"})) == (None, big.record)
+    big.begin(round=big.record.round + 1, digest="of no change", committed=big.record.committed)
+    assert precedence(big.record) < precedence(small.heard["a"])
+
+
 def test_who_is_one_round_behind_is_waited_for_as_others_are() -> None:
     """Its bytes came a little later than those of the others, and so it was late in every round."""
     peers = swarm_of({"a": "bc", "b": "ac", "c": "ab"})

@@ -28,9 +28,12 @@ MOST_LINEAGE = 1000
 """Characters, as long as there were fewer divisions than that."""
 
 
-def precedence(record: Record) -> tuple[int, int, str]:
-    """Orders records. A peer follows the smallest: that of most rounds, then of most divisions of a swarm."""
-    return -record.round, -record.lineage.count("/"), record.lineage
+def precedence(record: Record) -> tuple[float, int, int, str]:
+    """Orders records. A peer follows the smallest: that with most work in its rounds, whatever their number.
+
+    Then that of most rounds, then of most divisions of a swarm.
+    """
+    return -record.committed[1].total, -record.round, -record.lineage.count("/"), record.lineage
 
 
 def quorum(voters: Iterable[str]) -> int:
@@ -141,7 +144,7 @@ class Agreement:
         return (other.lineage, other.round + 1) == (self.record.lineage, self.record.round)
 
     def ahead(self, alive: set[str]) -> Record | None:
-        """A living peer that this one must follow: with more rounds, a lineage to join, or the digest of most."""
+        """A living peer that this one must follow: with more work, a lineage to join, or the digest of most."""
         others = [self.heard[peer] for peer in alive if peer in self.heard]
         best = min(others, key=precedence, default=self.record)
         if (best.lineage, best.round) == (self.record.lineage, self.record.round + 1):

@@ -339,6 +339,9 @@ class Courier:
 
         try:
             self._state.take(blocks, record)
+            if donor.lineage != own.lineage and not self._is_new(own.lineage, own.round):
+                place = f"{donor.peer} after round {donor.round}"
+                self._warn(f"the swarm was divided; this peer, after round {own.round} of its part, goes on as {place}")
             if self._is_new(own.lineage, own.round) and blocks:
                 self._replace()
             self._dirty.update(dict.fromkeys(blocks, False))

@@ -96,7 +96,8 @@ class DiLoCo:
     weight: what a step adds to the weight of this peer's change; None: its samples.
     min_peers: the least members of a round. When no majority of the swarm has answered for half a minute, so
         many peers go on without the others. Two halves of a divided swarm may both go on then; when they meet, the one
-        with fewer rounds takes over the other's state. More than half of the swarm: only one half goes on.
+        with less work in its rounds (`total_weight`) takes over the other's state. More than half of the swarm: only
+        one half goes on.
     bound: a change whose norm is more than so many times the median is scaled down; None: it is not. Each member of a
         round compares norms in the part that it reduces.
     secret: lets peers in. Values are signed with it; only hivemind's network encrypts them.
@@ -368,7 +369,7 @@ class DiLoCo:
 
     @property
     def round(self) -> int:
-        """How many outer steps the swarm has made, as far as this peer knows."""
+        """How many outer steps the swarm has made, as far as this peer knows; see `min_peers` for when it falls."""
         return self._status.round
 
     @property
