@@ -150,6 +150,7 @@ class Host:
             "fragment_s": 5.0,
             "shapes": SHAPES,
             "wanted": WANTED,
+            "first_round": 0,
         }
         texts = {"run": "run", "place": str(swarm.folder), "secret": "secret", "listen": "", "advertise": ""}
         self.settings = Settings(self.peer, **texts, **options, optimizer=cloudpickle.dumps(descent))  # type: ignore[arg-type]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import nn
@@ -51,9 +52,17 @@ def flat(values: list[torch.Tensor]) -> torch.Tensor:
 class Peer:
     """A manager and its place in the swarm."""
 
-    def __init__(self, peer: int, swarm: str, seed: int = 0, inner: bool = False, **options: object) -> None:
+    def __init__(
+        self,
+        peer: int,
+        swarm: str,
+        seed: int = 0,
+        inner: bool = False,
+        dataset: torch.utils.data.Dataset[Any] | None = None,
+        **options: object,
+    ) -> None:
         self.model = model_of(seed)
-        self.manager = accelmgr.Manager(self.model, Share(peer), nprocs=1, batch_size_per_device=4)
+        self.manager = accelmgr.Manager(self.model, dataset or Share(peer), nprocs=1, batch_size_per_device=4)
         self.inner = inner
         self.optimizer = torch.optim.SGD(self.manager.parameters(), lr=0.01)
         self.outer = accelmgr.outer.DiLoCo(self.manager, swarm, EVERY, **options)  # type: ignore[arg-type]
@@ -130,13 +139,17 @@ Round = tuple[int, tuple[int, int]]
 WHOLE: Round = (EVERY, (0, 4))
 
 
-def simulated(rounds: list[Round], peers: int, mix: float) -> list[list[torch.Tensor]]:
-    """The parameters of each peer after these rounds: the algorithm alone, in this process."""
+def simulated(rounds: list[Round], peers: int, mix: float, again_before: int | None = None) -> list[list[torch.Tensor]]:
+    """The parameters of each peer after these rounds: the algorithm alone, in this process.
+
+    again_before: in this round, counted from 0, data are read from their beginning again.
+    """
     models = [model_of(0) for _ in range(peers)]
     outer = [each.detach().clone() for each in models[0].parameters()]
     optimizer = torch.optim.SGD(outer, lr=0.7, momentum=0.9, nesterov=True)
     read = 0
-    for steps, blocks in rounds:
+    for number, (steps, blocks) in enumerate(rounds):
+        read = 0 if number == again_before else read
         for peer, model in enumerate(models):
             inner = torch.optim.SGD(model.parameters(), lr=0.01)
             for step in range(steps):

@@ -43,3 +43,15 @@ def test_machines_make_the_same_rounds_and_one_comes_back(tmp_path: pathlib.Path
         others = {number: digest for number, _, digest in ROUND.findall(text)}
         both = rounds.keys() & others.keys()
         assert both and all(rounds[number] == others[number] for number in both)
+
+
+def test_a_swarm_that_has_ended_goes_on(tmp_path: pathlib.Path) -> None:
+    options = [*SMALL, "--runners=1", "--every=10", f"--state={tmp_path}/state.pt"]
+    printed = []
+    for run, rounds in (("first", 3), ("second", 5)):
+        arguments = [f"{run}@{tmp_path}/swarm", *options, f"--rounds={rounds}"]
+        with started(EXAMPLE, *arguments, cwd=tmp_path, OMP_NUM_THREADS="1") as one:
+            with started(EXAMPLE, *arguments, cwd=tmp_path, OMP_NUM_THREADS="1"):
+                printed.append(one.communicate(timeout=120)[0])
+    assert [ROUND.findall(text)[-1][0] for text in printed] == ["3", "5"]
+    assert ROUND.findall(printed[1])[0][0] == "4"

@@ -19,12 +19,20 @@ import accelmgr
 import accelmgr.outer
 
 
+def save(outer: accelmgr.outer.DiLoCo, path: pathlib.Path) -> None:
+    """A file that is whole at any time, also if several machines write it."""
+    part = path.with_name(f"{path.name}.{outer.peer}")
+    torch.save(outer.state_dict(), part)
+    part.replace(path)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("swarm", help="RUN@HOST:PORT, RUN@/FOLDER or RUN@p2p")
     parser.add_argument("--rounds", type=int, default=20, help="end when the swarm has made so many")
     parser.add_argument("--every", type=int, default=50, help="inner steps from one round to the next")
     parser.add_argument("--secret-file", type=pathlib.Path, help="its text lets peers in")
+    parser.add_argument("--state", type=pathlib.Path, help="a file that has the last round: the swarm goes on with it")
     parser.add_argument("--runners", type=int, default=2, help="on this machine")
     parser.add_argument("--batch-size", type=int, default=8, help="sequences of each runner in a step")
     parser.add_argument("--rate", type=float, default=2e-3, help="learning rate of the inner AdamW")
@@ -36,14 +44,17 @@ def main() -> None:
     data = Sequences(1 << 40, arguments.context)
     # Which sequences a machine reads is said by the rounds: no two machines read the same one.
     hold = 3 * arguments.every * arguments.runners * arguments.batch_size
-    leased = accelmgr.outer.Leased(data, hold)
+    state = torch.load(arguments.state) if arguments.state and arguments.state.exists() else None
+    leased = accelmgr.outer.Leased(data, hold, state)
     secret = arguments.secret_file.read_text() if arguments.secret_file else ""
     with accelmgr.Manager(
         model, leased, nprocs=arguments.runners, batch_size_per_device=arguments.batch_size
     ) as manager:
         inner = torch.optim.AdamW(model.parameters(), lr=arguments.rate)
-        with accelmgr.outer.DiLoCo(manager, arguments.swarm, arguments.every, secret=secret, data=leased) as outer:
-            seen = 0
+        with accelmgr.outer.DiLoCo(
+            manager, arguments.swarm, arguments.every, secret=secret, data=leased, state=state
+        ) as outer:
+            seen = state["round"] if state else 0
             for result in manager.steps(optimizer=inner):
                 outer.step(result)
                 if outer.round > seen:
@@ -53,6 +64,8 @@ def main() -> None:
                         f"digest {outer.digest[:12]}",
                         flush=True,
                     )
+                    if arguments.state:
+                        save(outer, arguments.state)
                 if seen >= arguments.rounds:
                     break
                 if result.step % 500 == 0 and outer.waiting_for:

@@ -31,7 +31,7 @@ from accelmgr.outer._exchange import Cancelled, Exchange, decoded, digest_of
 from accelmgr.outer._hearing import BEAT_S, Hearing
 from accelmgr.outer._leases import FIRST, Leases
 from accelmgr.outer._pace import Pace
-from accelmgr.outer._record import Accepted, Proposal, Record
+from accelmgr.outer._record import Accepted, Proposal, Record, beginning
 from accelmgr.outer._settings import Settings, transport_of
 from accelmgr.outer._state import State
 
@@ -66,16 +66,7 @@ class Courier:
         else:
             own, every = settings.peer, (0, len(shapes))
             leases = Leases().after_round({}, {}, {own: settings.wanted}, FIRST)
-            begin = Proposal(0, own, (own,), (0.0,), (own,), every, every, 0.0, leases, (0, own))
-            record = Record(
-                own,
-                lineage=own,
-                voters=(own,),
-                digest=self._state.digest,
-                blocks=every,
-                promised=(0, own),
-                committed=((0, own), begin, ""),
-            )
+            record = dataclasses.replace(beginning(own, leases, every, blocks=every), digest=self._state.digest)
         # The courier before this one has published more versions than it kept; the clock is ahead of them all.
         record = dataclasses.replace(
             record, version=time.monotonic_ns(), model=settings.model, wants={}, wanted=settings.wanted
@@ -353,7 +344,7 @@ class Courier:
 
     def _is_new(self, lineage: str, number: int) -> bool:
         """Whether this is where the peer began, before any round: what it has trained alone does not count."""
-        return (lineage, number) == (self._settings.peer, 0)
+        return (lineage, number) == (self._settings.peer, self._settings.first_round)
 
     def _replace(self) -> None:
         """The host's parameters become the outer ones."""
@@ -377,7 +368,7 @@ class Courier:
             self._merged, self._is_merging = message["merged"], False
             if record.offer is None:
                 self._elements.drop(message["used"])
-            stands = [self._settings.peer, 0] if self._merged is None else self._merged
+            stands = [self._settings.peer, self._settings.first_round] if self._merged is None else self._merged
             if not message.get("is_first") or stands == [record.lineage, record.round]:
                 pass
             elif self._is_new(*stands):

@@ -141,6 +141,25 @@ class Record:
         return record
 
 
+def beginning(
+    peer: str, leases: Leases, every: tuple[int, int], *, round: int = 0, blocks: tuple[int, int], total: float = 0.0
+) -> Record:
+    """Of a peer that has made no round yet, and is a swarm of its own. every: all blocks. Its digest is missing.
+
+    round, total: of a swarm that has ended, with which it begins. blocks: what the first round averages.
+    """
+    begin = Proposal(round, peer, (peer,), (0.0,), (peer,), every, blocks, total, leases, (0, peer))
+    return Record(
+        peer,
+        lineage=peer,
+        round=round,
+        voters=(peer,),
+        blocks=blocks,
+        promised=(0, peer),
+        committed=((0, peer), begin, ""),
+    )
+
+
 def proposal_of(value: Any) -> Any:
     """A ballot, its proposal, and what follows, of what JSON has made lists. Raises TypeError or ValueError."""
     ballot, fields, *more = _tuples(value)

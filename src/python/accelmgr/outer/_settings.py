@@ -29,6 +29,8 @@ class Settings:
     fragment_s: float
     wanted: int
     """See Record."""
+    first_round: int
+    """After which this peer begins: 0, or that of the state with which it begins."""
     shapes: list[tuple[int, ...]]
     optimizer: bytes
     """A pickled function from outer parameters to their optimizer."""

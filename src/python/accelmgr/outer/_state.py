@@ -11,6 +11,7 @@ killed at any instant leaves the state before the commit, or the list from which
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import struct
@@ -48,11 +49,10 @@ class State:
         """initial: the values, if the memfd has none yet. optimizer: makes one of the outer parameters."""
         self._fd = fd
         capacities = [_capacity(shape) for shape in shapes]
-        self._slots = [2 * HEADER_BYTES + sum(capacities[:index]) for index in range(len(shapes))]
+        self._slots = _slots(shapes)
         self._capacities, self._redo = capacities, 2 * HEADER_BYTES + sum(capacities)
         self._mean = self._redo + sum(capacities)
-        self._sequence = 0
-        header = self._newest()
+        self._sequence, header = _newest(fd)
         self.parameters = [torch.zeros(shape) for shape in shapes]
         self._optimizer_of = optimizer
         self.hashes = [""] * len(shapes)
@@ -71,17 +71,6 @@ class State:
                 self._load(index, self.block(index))
 
     # The memfd
-
-    def _newest(self) -> dict[str, Any] | None:
-        found = None
-        for place in (0, HEADER_BYTES):
-            sequence, length, digest = PREFIX.unpack(os.pread(self._fd, PREFIX.size, place).ljust(PREFIX.size, b"\0"))
-            if sequence <= self._sequence or length > HEADER_BYTES - PREFIX.size:
-                continue
-            text = os.pread(self._fd, length, place + PREFIX.size)
-            if hashlib.sha256(struct.pack("<Q", sequence) + text).digest() == digest:
-                self._sequence, found = sequence, json.loads(text)
-        return found
 
     def _write_header(self, redo: Redo) -> None:
         text = json.dumps({"record": self.record, "places": self.places, "redo": redo}).encode()
@@ -134,8 +123,7 @@ class State:
 
     def block(self, index: int) -> bytes:
         """As other peers get it."""
-        (length,) = struct.unpack("<Q", os.pread(self._fd, 8, self._slots[index]))
-        return _read_all(self._fd, length, self._slots[index] + 8)
+        return _block(self._fd, self._slots[index])
 
     # Blocks
 
@@ -181,6 +169,12 @@ class State:
         datas = [self._encoded(index) for index in range(*blocks)]
         self._commit(range(*blocks), datas, record)
 
+    def try_step(self) -> None:
+        """Makes a step in this process alone, which is not kept. Raises what the optimizer raises."""
+        for parameter in self.parameters:
+            parameter.grad = torch.zeros_like(parameter)
+        self._optimizer.step()
+
     def take(self, blocks: dict[int, bytes], record: Callable[[str], dict[str, Any]]) -> None:
         """Replaces blocks by those of another peer. Raises ValueError: the blocks have other shapes."""
         for index, data in blocks.items():
@@ -201,6 +195,42 @@ class State:
             hashes[index] = hashlib.sha256(data).hexdigest()
         self.record = record(digest_of(hashes))
         self._write(blocks, datas)
+
+
+def snapshot(fd: int, shapes: Sequence[tuple[int, ...]]) -> tuple[dict[str, Any], list[bytes]] | None:
+    """The record and all blocks as one commit has left them. None: the courier is writing them.
+
+    Any process may call it, at any time.
+    """
+    header = _newest(fd)[1]
+    if header is None or header["record"] is None or header["redo"]:
+        return None
+    blocks = [_block(fd, slot) for slot in _slots(shapes)]
+    digest = digest_of(hashlib.sha256(data).hexdigest() for data in blocks)
+    return (header["record"], blocks) if digest == header["record"]["digest"] else None
+
+
+def _newest(fd: int) -> tuple[int, dict[str, Any] | None]:
+    """Sequence and content of the newest header that is whole."""
+    newest, found = 0, None
+    for place in (0, HEADER_BYTES):
+        sequence, length, digest = PREFIX.unpack(os.pread(fd, PREFIX.size, place).ljust(PREFIX.size, b"\0"))
+        if sequence <= newest or length > HEADER_BYTES - PREFIX.size:
+            continue
+        text = os.pread(fd, length, place + PREFIX.size)
+        if hashlib.sha256(struct.pack("<Q", sequence) + text).digest() == digest:
+            newest, found = sequence, json.loads(text)
+    return newest, found
+
+
+def _slots(shapes: Sequence[Sequence[int]]) -> list[int]:
+    """Where the blocks are."""
+    return list(itertools.accumulate(map(_capacity, shapes[:-1]), initial=2 * HEADER_BYTES))
+
+
+def _block(fd: int, slot: int) -> bytes:
+    (length,) = struct.unpack("<Q", os.pread(fd, 8, slot).ljust(8, b"\0"))
+    return _read_all(fd, length, slot + 8)
 
 
 def _read_all(fd: int, length: int, place: int) -> bytes:

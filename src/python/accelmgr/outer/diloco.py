@@ -13,7 +13,7 @@ import sys
 import time
 import uuid
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -27,6 +27,7 @@ from accelmgr.manager import Manager
 from accelmgr.outer._channel import Channel, Given, Numbers, Status
 from accelmgr.outer._payload import KINDS
 from accelmgr.outer._record import MOST_WEIGHT
+from accelmgr.outer._saved import begin_with, check, saved
 from accelmgr.outer._settings import Settings
 from accelmgr.outer._transport import is_host_and_port
 from accelmgr.outer.leased import Leased
@@ -38,6 +39,7 @@ RESTART_S = 1.0
 """The least time between two starts of a courier."""
 HANG_S = 300.0
 """A courier that has said nothing for so long is killed, and another one goes on."""
+SAVE_S = 60.0
 _PROGRAM = """import sys
 sys.path[:] = {path!r}
 from accelmgr.outer._courier import main
@@ -102,6 +104,9 @@ class DiLoCo:
         round compares norms in the part that it reduces.
     secret: lets peers in. Values are signed with it; only hivemind's network encrypts them.
     data: the manager's dataset, if the swarm leases elements to this peer.
+    state: what state_dict() of any peer of a swarm that has ended has returned: outer parameters, the outer optimizer's
+        state, `round` and `total_weight` go on there, and the model's parameters become the outer ones. Who has none,
+        or an older one, takes the state of those that have the newest.
     listen, advertise: HOST:PORT to serve at, and that others reach this peer at, where that differs (NAT); with
         hivemind's network multiaddrs without the name of the peer (`/ip4/0.0.0.0/tcp/31337`).
 
@@ -114,7 +119,8 @@ class DiLoCo:
     The courier is a process of its own; another one takes its place when it dies or says nothing for five minutes. Each
     DiLoCo has a new name in the swarm, so a machine that starts again is another peer.
 
-    One thread at a time. Raises ConfigError for arguments that cannot be, UsageError before the manager's start.
+    One thread at a time. Raises ConfigError for arguments that cannot be, such as the state of another model or of
+    another outer optimizer; UsageError before the manager's start.
     """
 
     def __init__(
@@ -134,8 +140,9 @@ class DiLoCo:
         listen: str = "",
         advertise: str = "",
         data: Leased | None = None,
+        state: Mapping[str, Any] | None = None,
     ) -> None:
-        manager.named_parameters()  # Raises UsageError before the start, after which parameters have other memory.
+        named = manager.named_parameters()  # Raises UsageError before the start: then they have other memory.
         run, _, place = swarm.partition("@")
         is_address = "/" in place or place == "p2p" or all(map(is_host_and_port, place.split(",")))
         if not run or not place or not is_address:
@@ -164,6 +171,15 @@ class DiLoCo:
             raise UsageError("DiLoCo(): the manager has no parameters that are trained")
         if any(each.is_complex() for each in self._parameters):
             raise ConfigError("DiLoCo() has no rounds for complex parameters", "manager")
+        names = {each.data_ptr(): name for name, each in named if each.numel() > 0}
+        self._shapes = {
+            names.get(each.data_ptr(), f"empty {index}"): tuple(each.shape)
+            for index, each in enumerate(self._parameters)
+        }
+        if state is not None:
+            check(state, self._shapes)
+        if state is not None and data is not None and data.first != state["next_element"]:
+            raise ConfigError(f"data begins at element {data.first}; make it with the same state", "data")
         self._status = Status()
         self._merged: list[Any] | None = None
         self._offered: list[Any] | None = None
@@ -175,8 +191,11 @@ class DiLoCo:
         self._due_steps = every  # For the blocks of the next round.
         self.peer = f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
         manager.sync()
+        if state is not None:
+            with torch.no_grad(), manager.writing():
+                for name, parameter in zip(self._shapes, self._parameters, strict=True):
+                    parameter.copy_(state["parameters"][name])
         self._base = [each.detach().to(torch.float32, copy=True) for each in self._parameters]
-        shapes = [tuple(each.shape) for each in self._parameters]
         sizes = [each.numel() for each in self._parameters]
         settings = Settings(
             self.peer,
@@ -190,7 +209,8 @@ class DiLoCo:
             min_peers,
             fragment_s,
             data.hold if data is not None else 0,
-            shapes,
+            state["round"] if state is not None else 0,
+            list(self._shapes.values()),
             cloudpickle.dumps(optimizer or nesterov),
         )
         self._fds = (
@@ -207,6 +227,8 @@ class DiLoCo:
         for index, value in enumerate(self._base):
             self._numbers.outer(index).copy_(value.flatten())
         self._started_at = self._heard_at = 0.0
+        if state is not None:
+            begin_with(state, self._fds[3], self._shapes, optimizer or nesterov, self.peer, settings.wanted)
         self._start()
 
     # The courier
@@ -399,6 +421,21 @@ class DiLoCo:
     def address(self) -> str:
         """How other peers name this one in their `swarm`, after `RUN@`; empty until the courier has started."""
         return self._status.address
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a swarm needs to go on after all its machines have ended, for torch.save(); any peer has all of it.
+
+        `parameters` are the outer ones, by name. Blocks while the courier writes them; raises SessionError if that
+        takes a minute.
+        """
+        self._courier()  # Raises UsageError after close().
+        deadline = time.monotonic() + SAVE_S
+        while (state := saved(self._fds[3], self._shapes)) is None:
+            self._receive()
+            if time.monotonic() > deadline:
+                raise SessionError(f"DiLoCo.state_dict(): the courier has written no state for {SAVE_S:.0f} s")
+            time.sleep(0.01)  # The courier is another process.
+        return state
 
     def close(self) -> None:
         """Leaves the swarm. Idempotent."""

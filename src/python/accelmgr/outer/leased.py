@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -29,10 +29,14 @@ class Leased(torch.utils.data.IterableDataset[Any]):
     dataset: the same in all peers, with __len__() and __getitem__(); its order is theirs.
     hold: how many elements a peer holds after each round. Make it at least as many as it uses in two rounds.
 
+    state: that of DiLoCo, if there is one: the elements that the swarm of before has read are not read again.
+
     Raises ConfigError: hold is not positive, or there is no element.
     """
 
-    def __init__(self, dataset: torch.utils.data.Dataset[Any], hold: int) -> None:
+    def __init__(
+        self, dataset: torch.utils.data.Dataset[Any], hold: int, state: Mapping[str, Any] | None = None
+    ) -> None:
         if hold < 1:
             raise ConfigError(f"hold is {hold}; it must be at least 1", "hold")
         if len(dataset) == 0:  # type: ignore[arg-type]
@@ -42,7 +46,10 @@ class Leased(torch.utils.data.IterableDataset[Any]):
         self._file.truncate(Given.BYTES)
         self._given = Given(self.fd)
         self._name, self._begin = uuid.uuid4().hex, (0, 0)
-        self._given.add(0, hold, FIRST)  # The manager reads before it is in a swarm; the lease of one that is alone.
+        self.first = first = 0 if state is None else state["next_element"]
+        self._given.add(
+            first, first + hold, FIRST
+        )  # The manager reads before it is in a swarm; the lease of one that is alone.
 
     @property
     def fd(self) -> int:
