@@ -54,7 +54,6 @@ class State:
         self._mean = self._redo + sum(capacities)
         self._sequence, header = _newest(fd)
         self.parameters = [torch.zeros(shape) for shape in shapes]
-        self._optimizer_of = optimizer
         self.hashes = [""] * len(shapes)
         self.record: dict[str, Any] | None = None
         self.places: dict[str, str] = {}
@@ -62,13 +61,14 @@ class State:
         if header is None:
             self.parameters = [value.clone() for value in initial()]
             self._optimizer = optimizer(self.parameters)
-            self._write(range(len(shapes)), [self._encoded(index) for index in range(len(shapes))])
+            every = range(len(shapes))
+            self._write(every, self._hashed(every, map(self._encoded, every)))
         else:
             self.record, self.places = header["record"], header["places"]
             self._finish(header["redo"])
             self._optimizer = optimizer(self.parameters)
             for index in range(len(shapes)):
-                self._load(index, self.block(index))
+                self._load(index, *self._hashed([index], [self.block(index)]))
 
     # The memfd
 
@@ -108,7 +108,6 @@ class State:
             _write_all(self._fd, data, place)
             redo.append((index, len(data)))
             place += len(data)
-            self.hashes[index] = hashlib.sha256(data).hexdigest()
         self._write_header(redo)
         self._finish(redo)
 
@@ -145,7 +144,6 @@ class State:
         self._optimizer.state.pop(parameter, None)
         if state:
             self._optimizer.state[parameter] = state
-        self.hashes[index] = hashlib.sha256(data).hexdigest()
 
     @property
     def digest(self) -> str:
@@ -190,11 +188,16 @@ class State:
         self._commit(blocks, list(blocks.values()), record)
 
     def _commit(self, blocks: Iterable[int], datas: list[bytes], record: Callable[[str], dict[str, Any]]) -> None:
-        hashes = list(self.hashes)
-        for index, data in zip(blocks, datas, strict=True):
-            hashes[index] = hashlib.sha256(data).hexdigest()
-        self.record = record(digest_of(hashes))
+        datas = self._hashed(blocks, datas)
+        self.record = record(self.digest)
         self._write(blocks, datas)
+
+    def _hashed(self, blocks: Iterable[int], datas: Iterable[bytes]) -> list[bytes]:
+        """The same, whose SHA-256 are those of the blocks from now on."""
+        datas = list(datas)
+        for index, data in zip(blocks, datas, strict=True):
+            self.hashes[index] = hashlib.sha256(data).hexdigest()
+        return datas
 
 
 def snapshot(fd: int, shapes: Sequence[tuple[int, ...]]) -> tuple[dict[str, Any], list[bytes]] | None:
