@@ -23,6 +23,7 @@ class Net(nn.Module):
         self.first, self.second = nn.Linear(6, 300), nn.Linear(300, 1)
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x, y = x.to(self.first.weight.dtype), y.to(self.first.weight.dtype)
         return nn.functional.mse_loss(self.second(torch.tanh(self.first(x))), y)
 
 
@@ -59,9 +60,10 @@ class Peer:
         seed: int = 0,
         inner: bool = False,
         dataset: torch.utils.data.Dataset[Any] | None = None,
+        dtype: torch.dtype = torch.float32,
         **options: object,
     ) -> None:
-        self.model = model_of(seed)
+        self.model = model_of(seed).to(dtype)
         self.manager = accelmgr.Manager(self.model, dataset or Share(peer), nprocs=1, batch_size_per_device=4)
         self.inner = inner
         self.optimizer = torch.optim.SGD(self.manager.parameters(), lr=0.01)

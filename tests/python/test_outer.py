@@ -11,6 +11,7 @@ import select
 import shutil
 import signal
 import socket
+from typing import Any
 
 import pytest
 import torch
@@ -105,6 +106,36 @@ def test_fragments_are_averaged_in_turn(tmp_path: pathlib.Path) -> None:
         for mine, expected in zip(peers, simulated(rounds, 2, 0.5), strict=True):
             for value, other in zip(mine.values(), expected, strict=True):
                 torch.testing.assert_close(value, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("mix", [1.0, 0.5])
+def test_outer_parameters_keep_what_inner_ones_of_16_bits_cannot_hold(
+    mix: float, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is lost when inner parameters are rounded is no change of the peer."""
+    options = {"payload": "float32", "mix": mix, "dtype": torch.bfloat16}
+    options["optimizer"] = lambda parameters: torch.optim.SGD(parameters, lr=1.0)
+
+    def outer_of(peer: Peer) -> torch.Tensor:
+        return flat(list(peer.outer.state_dict()["parameters"].values()))
+
+    with swarm_of(*(lambda peer=peer: Peer(peer, f"run@{tmp_path}", **options) for peer in range(2))) as peers:  # type: ignore[misc]
+        meet(peers)
+        before: list[torch.Tensor] = []
+        for each in peers:
+
+            def merge(message: dict[str, Any], each: Peer = each, original: Any = each.outer._merge) -> None:
+                before.append(flat(each.values()).float())
+                original(message)
+
+            monkeypatch.setattr(each.outer, "_merge", merge)
+        make_round(peers)
+        first, inner = outer_of(peers[0]), sum(before[-2:]) / 2
+        assert (first != first.bfloat16()).any()
+        for each in peers:
+            each.optimizer.param_groups[0]["lr"] = 0.0
+        make_round(peers)
+        torch.testing.assert_close(outer_of(peers[0]), first.lerp(inner, 1 - mix), rtol=0, atol=1e-6)
 
 
 def test_a_peer_that_comes_later_gets_the_state(place: str) -> None:

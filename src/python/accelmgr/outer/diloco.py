@@ -338,13 +338,16 @@ class DiLoCo:
         with self._manager.writing():
             for index, took_part in message["merge"]:
                 parameter, base = self._parameters[index].detach(), self._base[index]
-                outer = self._numbers.outer(index).view(base.shape)
-                if replaces or self._mix == 1:
-                    parameter.copy_(outer)
-                else:
-                    parameter.lerp_(outer.to(parameter.dtype), self._mix)
+                outer = merged = self._numbers.outer(index).view(base.shape)
+                has_16_bits = parameter.dtype.itemsize == 2
+                if not replaces and self._mix < 1:
+                    inner = parameter.float() if has_16_bits else parameter
+                    merged = inner.lerp_(outer.to(inner.dtype), self._mix)
+                parameter.copy_(merged)
                 # What was changed in a round that went without this peer is dropped: the next change begins here.
                 base.copy_(outer if took_part or replaces else parameter)
+                if has_16_bits and (took_part or replaces):
+                    base.add_(parameter.float() - merged)  # What the parameter has lost is no change.
         self._merged, self._pending = message["stands"], None
         if message["merge"] and not any(took_part for _, took_part in message["merge"]):
             self._steps, self._sum, self._since, self._was_left_out = 0, 0.0, self._used, True
