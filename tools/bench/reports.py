@@ -387,8 +387,12 @@ def swarm(lines):
     links = Table(
         "Peers behind slow links. Bound: min(1, H*t/T); T: a link carries a peer's bytes of one average; H, made:\n"
         "steps from one average of a parameter to its next one, as wanted and as they were; beside: as a share of the\n"
-        "steps that a peer without a swarm makes at the same time",
-        ["link", "computing %", "beside %", "bound %", "t ms", "samples", "H", "made", "MiB", "T s", "p99", "without"],
+        "steps that a peer without a swarm makes at the same time; p99 of steps, also without a swarm, while the\n"
+        "state of another peer comes, and while none does",
+        [
+            *("link", "computing %", "beside %", "bound %", "t ms", "samples", "H", "made", "MiB", "T s"),
+            *("p99", "without", "joining", "calm"),
+        ],
     )
     rounds = Table(
         "Their rounds. Missed: without a peer that had joined. Joins: from its start to its first round",
@@ -398,13 +402,15 @@ def swarm(lines):
     for case in measured.values_of("case"):
         of = {line["metric"]: measured.get("ours", line["metric"], case=case) for line in lines if line["case"] == case}
         keys = ("share", "share_beside", "bound", "step", "samples", "every", "steps_between", "carried", "carry")
-        links.rows.append([case, *map(of.get, keys), of.get("p99"), of.get("p99_alone")])
+        keys += ("p99", "p99_alone", "p99_joining", "p99_calm")
+        links.rows.append([case, *map(of.get, keys)])
         keys = ("rounds", "round", "longest", "participants", "missed", "killed", "join", "join_longest", "not_joined")
         rounds.rows.append([case, *map(of.get, keys), of.get("complaints")])
         targets += [
             at_most(2, f"{case}, points below the bound", of.get("below")),
             at_most(0, f"{case}, rounds with two digests", of.get("differing")),
             at_most(0, f"{case}, divisions of the swarm", of.get("divisions")),
+            at_most(1.05, f"{case}, p99 of steps while a peer joins", ratio(of.get("p99_joining"), of.get("p99_calm"))),
             at_most(60, f"{case}, seconds from one round to the next", of.get("longest")),
         ]
     return Report([links, rounds], targets)

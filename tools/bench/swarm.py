@@ -36,6 +36,7 @@ SAMPLES = 8  # As in swarm_peer.py.
 ALONE_S = 15.0
 WARM_STEPS = 10
 KILL_EVERY_S = 60.0
+START_S = 3.0  # After the first step of a process; then all its parts have been loaded.
 BEGIN_WITHIN_S = 300.0
 END_WITHIN_S = 60.0
 CONGESTION = pathlib.Path("/proc/sys/net/ipv4/tcp_congestion_control")  # As new namespaces have it.
@@ -291,6 +292,28 @@ def computing(peers, rounds):
     return times, seconds
 
 
+def beside_joining(peers, rounds):
+    """Milliseconds of steps of peers that had joined: while the state of another one came, and while none did.
+
+    Not while a process starts: it needs the cores of the others here, which a machine of its own has not.
+    """
+    starting, coming = [], []
+    for peer in peers:
+        started = (peer.first("step") or rounds.end) + START_S
+        starting.append((peer.begun, started))
+        coming.append((started, peer.joined or peer.ended or rounds.end))
+    joining, calm = [], []
+    for peer in peers:
+        for step in peer.events("step"):
+            begin, end = step["at"] - step["ms"] / 1e3, step["at"]
+            if begin < max(peer.joined or rounds.end, rounds.begin) or end > rounds.end:
+                continue
+            if not any(begin < until and since < end for since, until in starting):
+                is_joining = any(begin < until and since < end for since, until in coming)
+                (joining if is_joining else calm).append(step["ms"])
+    return joining, calm
+
+
 def missed(peers, rounds):
     """Rounds that went without a peer that had joined and lived, and all such."""
     without = count = 0
@@ -332,6 +355,9 @@ def measured(links, arguments, alone_ms, peers, beside, begin, end):
     yield "samples", SAMPLES, "samples"
     yield "p99_alone", percentile(alone_ms, 0.99), "ms"
     yield "p99", percentile(steps, 0.99), "ms"
+    for name, times in zip(("p99_joining", "p99_calm"), beside_joining(peers, rounds), strict=True):
+        if times:
+            yield name, percentile(times, 0.99), "ms"
     numbers = rounds.between(begin, end)
     yield "rounds", len(numbers), "rounds"
     yield "divisions", rounds.divisions, "divisions"
