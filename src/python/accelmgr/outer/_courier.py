@@ -31,6 +31,7 @@ from accelmgr.outer._exchange import Cancelled, Exchange, decoded, digest_of
 from accelmgr.outer._hearing import BEAT_S, Hearing
 from accelmgr.outer._leases import FIRST, Leases
 from accelmgr.outer._pace import Pace
+from accelmgr.outer._payload import are_finite
 from accelmgr.outer._record import Accepted, Proposal, Record, beginning
 from accelmgr.outer._settings import Settings, transport_of
 from accelmgr.outer._state import State
@@ -386,7 +387,7 @@ class Courier:
         """since, used: how many elements the host had used when it began the change, and at its end."""
         why, round_number = "", self._agreement.record.round + 1
         self._elements.begin_change(since)
-        if not torch.isfinite(self._numbers.change(self._agreement.record.blocks)).all():
+        if not are_finite(self._numbers.change(self._agreement.record.blocks)):
             why = "is not finite"
         elif self._elements.are_of_others(since, used):
             why = "has elements that were leased to others while this peer was gone"

@@ -8,11 +8,11 @@ import contextlib
 import hashlib
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 
-from accelmgr.outer._payload import decode, encode, part_of
+from accelmgr.outer._payload import GROUP, check, decode, encode, part_of, size_of
 from accelmgr.outer._record import Proposal
 from accelmgr.outer._transport import Absent, Transport
 
@@ -117,7 +117,7 @@ class Exchange:
         for holder in self._holders() or (() if is_member else self.proposal.members):
             with contextlib.suppress(Absent, ValueError):
                 mean = self._transport.fetch(f"{self.proposal.key}/mean", holder, time.monotonic() + POLL_S)
-                decoded(mean, self.proposal, self._count, self._kind)
+                check_mean(mean, self.proposal, self._count, self._kind)
                 return mean
         if self.is_cancelled:
             raise Cancelled
@@ -147,7 +147,7 @@ class Exchange:
         member, place = self.proposal.members[index], part_of(self._count, index, len(self.proposal.members))
         part = self._part(f"mean/{index}", member)
         try:
-            decode(part, place.stop - place.start, self._kind)
+            check(part, place.stop - place.start, self._kind)
         except ValueError as error:
             self._says(f"the part of {member} in the mean of round {self.proposal.number} is none: {error}")
             self._lacks(member)
@@ -179,18 +179,30 @@ class Exchange:
         return total.div_(sum(weight / heaviest for _, weight, _ in changes) or 1.0)
 
 
+def _parts(mean: bytes, proposal: Proposal, count: int, kind: str) -> Iterator[tuple[slice, bytes]]:
+    """Of each member: which numbers, and their bytes. Raises ValueError."""
+    places = [part_of(count, index, len(proposal.members)) for index in range(len(proposal.members))]
+    sizes = [size_of(place.stop - place.start, kind) for place in places]
+    if sum(sizes) != len(mean):
+        raise ValueError(f"a mean of {len(mean)} bytes; {sum(sizes)} were expected")
+    begin = 0
+    for place, size in zip(places, sizes, strict=True):
+        yield place, mean[begin : begin + size]
+        begin += size
+
+
+def check_mean(mean: bytes, proposal: Proposal, count: int, kind: str) -> None:
+    """Raises ValueError."""
+    for place, data in _parts(mean, proposal, count, kind):
+        check(data, place.stop - place.start, kind)
+
+
 def decoded(mean: bytes, proposal: Proposal, count: int, kind: str) -> torch.Tensor:
     """The mean's numbers. Raises ValueError."""
-    values, begin = [], 0
-    for index in range(len(proposal.members)):
-        place = part_of(count, index, len(proposal.members))
-        numbers = place.stop - place.start
-        size = len(encode(torch.zeros(numbers), kind)) if numbers else 0
-        values.append(decode(mean[begin : begin + size], numbers, kind))
-        begin += size
-    if begin != len(mean):
-        raise ValueError(f"a mean of {len(mean)} bytes; {begin} were expected")
-    return torch.cat(values)
+    values = torch.empty(-(-count // GROUP) * GROUP)
+    for place, data in _parts(mean, proposal, count, kind):
+        decode(data, place.stop - place.start, kind, values[place.start :])
+    return values[:count]
 
 
 def digest_of(data: bytes) -> str:

@@ -109,12 +109,15 @@ class State:
             redo.append((index, len(data)))
             place += len(data)
         self._write_header(redo)
-        self._finish(redo)
+        self._finish(redo, datas)
 
-    def _finish(self, redo: Redo) -> None:
+    def _finish(self, redo: Redo, datas: list[bytes] | None = None) -> None:
+        """datas: what lies behind the slots; None: a courier that was killed has put it there."""
         place = self._redo
-        for index, length in redo:
-            _write_all(self._fd, struct.pack("<Q", length) + _read_all(self._fd, length, place), self._slots[index])
+        for number, (index, length) in enumerate(redo):
+            data = _read_all(self._fd, length, place) if datas is None else datas[number]
+            _write_all(self._fd, struct.pack("<Q", length), self._slots[index])
+            _write_all(self._fd, data, self._slots[index] + 8)
             place += length
         if redo:
             self._write_header([])
