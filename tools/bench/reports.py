@@ -388,10 +388,10 @@ def swarm(lines):
         "Peers behind slow links. Bound: min(1, H*t/T); T: a link carries a peer's bytes of one average; H, made:\n"
         "steps from one average of a parameter to its next one, as wanted and as they were; beside: as a share of the\n"
         "steps that a peer without a swarm makes at the same time; p99 of steps, also without a swarm, while the\n"
-        "state of another peer comes, and while none does",
+        "state of another peer comes, and while none does; courier: of a core",
         [
             *("link", "computing %", "beside %", "bound %", "t ms", "samples", "H", "made", "MiB", "T s"),
-            *("p99", "without", "joining", "calm"),
+            *("p99", "without", "joining", "calm", "courier %"),
         ],
     )
     rounds = Table(
@@ -402,7 +402,7 @@ def swarm(lines):
     for case in measured.values_of("case"):
         of = {line["metric"]: measured.get("ours", line["metric"], case=case) for line in lines if line["case"] == case}
         keys = ("share", "share_beside", "bound", "step", "samples", "every", "steps_between", "carried", "carry")
-        keys += ("p99", "p99_alone", "p99_joining", "p99_calm")
+        keys += ("p99", "p99_alone", "p99_joining", "p99_calm", "courier")
         links.rows.append([case, *map(of.get, keys)])
         keys = ("rounds", "round", "longest", "participants", "missed", "killed", "join", "join_longest", "not_joined")
         rounds.rows.append([case, *map(of.get, keys), of.get("complaints")])

@@ -314,6 +314,17 @@ def beside_joining(peers, rounds):
     return joining, calm
 
 
+def courier_share(peers):
+    """Percent of a core that a courier needs, from the peer's first round to its last one."""
+    needed = seconds = 0.0
+    for peer in peers:
+        made = [event for event in peer.events("round") if peer.joined and event["at"] >= peer.joined]
+        if len(made) > 1:
+            needed += made[-1]["courier_s"] - made[0]["courier_s"]
+            seconds += made[-1]["at"] - made[0]["at"]
+    return 100 * needed / seconds if seconds else None
+
+
 def missed(peers, rounds):
     """Rounds that went without a peer that had joined and lived, and all such."""
     without = count = 0
@@ -351,6 +362,7 @@ def measured(links, arguments, alone_ms, peers, beside, begin, end):
         yield from (("carried", carried / 2**20, "MiB"), ("carry", carry_s, "s"))
         yield from (("steps_between", every, "steps"), ("round", round_s, "s"))
     yield "step", 1e3 * step_s, "ms"
+    yield "courier", courier_share(peers), "%"
     yield "every", EVERY, "steps"
     yield "samples", SAMPLES, "samples"
     yield "p99_alone", percentile(alone_ms, 0.99), "ms"

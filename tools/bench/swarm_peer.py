@@ -8,7 +8,8 @@ time.monotonic(), and one of
     start        the module is imported
     sizes        of the parameters
     step         it has been made, and merged and offered what was due; `ms` since the one before
-    round        the swarm's, which it has heard of: `participants`, `digest`, `blocks` of the next one, `lineage`
+    round        the swarm's, which it has heard of: `participants`, `digest`, `blocks` of the next one, `lineage`;
+                 `courier_s`, the seconds of a core that the courier has needed so far
     merged       a round's outer parameters; `took_part`: its own change is in them
     waiting_for  why there is no round
 
@@ -97,6 +98,12 @@ class Watched(accelmgr.outer.DiLoCo):
             self.log.write(merged=number, lineage=lineage, took_part=all(part for _, part in message["merge"]))
 
 
+def processor_s(pid: int) -> float:
+    """Seconds of a core that a process has needed."""
+    fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+
+
 class Log:
     """A line for each thing that happens."""
 
@@ -120,6 +127,7 @@ class Log:
                 participants=status.participants,
                 digest=status.digest[:16],
                 blocks=status.blocks,
+                courier_s=processor_s(outer.courier_pid),
             )
         if outer.waiting_for != self._waiting_for:
             self._waiting_for = outer.waiting_for
