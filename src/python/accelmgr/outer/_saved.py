@@ -68,9 +68,9 @@ def begin_with(
         blocks=tuple(state["next_blocks"]),
         total=state["total_weight"],
     )
-    blocks = [save({"parameter": value, **state["optimizer"][name]}) for name, value in state["parameters"].items()]
     values = State(state_fd, list(shapes.values()), lambda: list(map(torch.zeros, shapes.values())), optimizer)
     try:
+        blocks = [save({"parameter": state["parameters"][name], **state["optimizer"][name]}) for name in shapes]
         values.take(
             dict(enumerate(blocks)), lambda digest: dataclasses.asdict(dataclasses.replace(record, digest=digest))
         )
