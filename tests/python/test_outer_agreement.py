@@ -326,6 +326,21 @@ def test_the_name_of_a_swarm_that_is_divided_again_and_again_has_an_end() -> Non
         Record.of_bytes(peer.record.as_bytes())
 
 
+@pytest.mark.parametrize(("rounds", "voters"), [("3333", "abcd"), ("3323", "abcd"), ("3331", "abc"), ("3311", "abc")])
+def test_who_lacks_rounds_is_no_voter_if_there_are_three_others(rounds: str, voters: str) -> None:
+    """Until it had caught up, a round needed all of the others: when one of them was killed, none was made."""
+    peers = swarm_of(dict.fromkeys("abcd", ""))
+    for peer, number in zip(peers.values(), rounds, strict=True):
+        peer.begin(round=int(number), digest=f"digest {number}", voters=tuple("abcd"))
+        peer.offer(1.0)
+    first = peers["a"]
+    for other in "bcd":
+        first.hear(peers[other].record)
+    first._propose((0, "a"), set("bcd"), ALL)
+    assert first.record.proposal is not None
+    assert first.record.proposal[1].voters == tuple(voters)
+
+
 def test_of_two_parts_the_one_with_more_work_goes_on() -> None:
     """Two machines make rounds as often as eight do, or more often."""
     big, small = swarm_of({"a": "", "b": ""}).values()

@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import json
+import os
 import pathlib
+import queue
 import random
 import shutil
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
-from faulty_peers import BOUND_S, SHAPES, Fault, Host, Swarm, own
+import torch
+from faulty_peers import BOUND_S, SHAPES, Fault, Host, Swarm, descent, own
 
+from accelmgr._memory.memfd import make_memfd
 from accelmgr.outer import _courier, _exchange, _hearing, _pace, _state
-from accelmgr.outer._transport import Sealed
+from accelmgr.outer._agreement import Agreement
+from accelmgr.outer._catching_up import CatchingUp
+from accelmgr.outer._leases import Leases
+from accelmgr.outer._record import Record, beginning
+from accelmgr.outer._transport import Absent, Sealed
 
 
 @pytest.fixture
@@ -35,6 +47,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         (_courier, "TICK_S", 0.01),
         *((module, "BEAT_S", 0.1) for module in (_courier, _hearing)),
         (_hearing, "SILENCE_S", 0.6),
+        (_hearing, "ANSWER_S", 0.3),
         (_courier, "GO_ON_S", 1.2),
         (_exchange, "POLL_S", 0.1),
         (_exchange, "AGAIN_S", 0.02),
@@ -217,6 +230,110 @@ def test_a_courier_that_takes_over_merges_the_blocks_of_the_last_round_alone(
     courier._dirty = {}
     courier._told({"merged": [record.lineage, record.round - 1], "used": 0, "is_first": True})
     assert courier._dirty == {blocks[0]: True}
+
+
+@pytest.mark.usefixtures("quick")
+def test_an_exchange_that_ends_after_its_round_leaves_the_mean_for_others(tmp_path: pathlib.Path) -> None:
+    """It took it away. Peers that knew of the round waited two minutes for its mean, and were voters meanwhile."""
+    with three_peers(tmp_path) as swarm:
+        for host in swarm.hosts:
+            host.is_busy = True
+        swarm.until(lambda: all(host.offered is None for host in swarm.hosts) and swarm.is_together())
+        courier, other = swarm.hosts[0].courier, swarm.hosts[1].courier
+        assert courier is not None and other is not None
+        decided = courier._agreement.record.committed
+        name = f"{decided[1].key}/mean"
+        mean = other._transport.fetch(name, "p0", time.monotonic())
+        late = courier._exchange_of(decided[1])  # As if its bytes had come while another peer's mean was committed.
+        courier._begin_round()
+        courier._catching_up.keep(decided, mean)
+        with pytest.raises(_exchange.Cancelled):
+            late.publish_mean(mean)
+        swarm.until(courier._events.empty)
+        assert other._transport.fetch(name, "p0", time.monotonic()) == mean
+
+
+@pytest.mark.usefixtures("quick")
+def test_who_lacks_a_round_whose_mean_is_gone_takes_the_state_at_once(tmp_path: pathlib.Path) -> None:
+    with three_peers(tmp_path) as swarm:
+        first, second, behind = swarm.hosts
+        behind.life.is_dead = True  # Another courier takes its place.
+        last = max(host.status.round for host in swarm.hosts)
+        behind.is_gone = True
+        swarm.until(lambda: all(host.status.round >= last + 2 for host in (first, second)))
+        for host in (first, second):
+            assert host.courier is not None
+            for _, key, _ in host.courier._catching_up._kept:
+                host.courier._transport.publish(f"{key}/mean", None)
+            host.is_busy = True
+        behind.is_gone = False
+        swarm.until(swarm.is_together)
+        first.is_busy = second.is_busy = False
+        swarm.check_after(max(host.status.round for host in swarm.hosts))
+
+
+class Donors:
+    """A transport by which some peers serve a state, of which `gone` end after their first blocks."""
+
+    def __init__(self, state: _state.State, record: Record, gone: set[str]) -> None:
+        self.hashes = list(state.hashes)
+        self.blocks = {digest: state.block(index) for index, digest in enumerate(self.hashes)}
+        self.snapshot = json.dumps({"hashes": self.hashes, **dataclasses.asdict(record)}).encode()
+        self.gone, self.served = gone, list[tuple[str, str]]()
+
+    def fetch(self, key: str, peer: str, deadline: float, known: bytes | None = None) -> bytes:
+        if key.startswith("state/"):
+            return self.snapshot
+        if peer in self.gone:
+            raise Absent(f"{peer} does not answer", is_gone=True)
+        self.served.append((peer, key))
+        return self.blocks[key.removeprefix("block/")]
+
+
+@pytest.mark.parametrize("gone", ["a", "b", "ab"])
+def test_what_one_donor_has_not_sent_comes_from_another(gone: str) -> None:
+    """The first one was asked for all that others did not send; without it, all that had come was thrown away."""
+    shapes = [(3,)] * 12
+    fds = [make_memfd("state", 0) for _ in range(2)]
+    theirs, mine = (
+        _state.State(fd, shapes, lambda value=value: [torch.full((3,), value + i) for i in range(12)], descent)  # type: ignore[misc]
+        for fd, value in zip(fds, (100.0, 200.0), strict=True)
+    )
+    leader = dataclasses.replace(beginning("a", Leases(), (0, 12), round=3, blocks=(0, 12)), digest=theirs.digest)
+    agreement = Agreement(dataclasses.replace(beginning("me", Leases(), (0, 12), blocks=(0, 12)), digest=mine.digest))
+    for peer in "abc":
+        agreement.hear(dataclasses.replace(leader, peer=peer, version=1))
+    donors, calls, taken = Donors(theirs, leader, set(gone)), queue.Queue[Any](), []
+    catching_up = CatchingUp(
+        agreement,
+        mine,
+        donors,  # type: ignore[arg-type]
+        later=calls.put,
+        commits=lambda *_: None,
+        takes=lambda *arguments: taken.append(arguments),
+        says=pytest.fail,
+    )
+    catching_up.follow(leader, {"a", "b", "c"})
+    while catching_up.is_under_way:
+        calls.get(timeout=BOUND_S)()
+    assert len(taken) == 1 and len(donors.served) == 12
+    for fd in fds:
+        os.close(fd)
+
+
+@pytest.mark.usefixtures("quick")
+def test_who_joins_hears_all_before_it_follows_one(tmp_path: pathlib.Path) -> None:
+    """It took the state of the first one that it heard, which may lack many rounds itself."""
+    with three_peers(tmp_path) as swarm:
+        hearing = swarm.hosts[0].courier and swarm.hosts[0].courier._hearing
+        assert hearing and hearing.has_heard_all()
+        del hearing._heard_at["p2"]
+        hearing._followed["p2"] = time.monotonic()
+        assert not hearing.has_heard_all()
+        hearing._followed["p2"] -= 2 * _hearing.ANSWER_S
+        assert hearing.has_heard_all()  # It may have been stopped.
+        hearing._followed["p2"], hearing._gone = time.monotonic(), {"p2"}
+        assert hearing.has_heard_all()
 
 
 @pytest.mark.usefixtures("quick")

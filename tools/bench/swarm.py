@@ -233,22 +233,28 @@ class Rounds:
         self.lineage = max(made, key=self.first_heard.get)[0]
         self.divisions = len({lineage for lineage, _ in made}) - 1
         self.sizes = peers[0].events("sizes")[0]["sizes"]
+        last = max(number for lineage, number in made if lineage == self.lineage)
+        times = {number: self.first_heard.get((self.lineage_of(number), number)) for number in range(1, last + 1)}
+        self.made_at = {number: at for number, at in times.items() if at is not None}
+
+    def lineage_of(self, number):
+        """In which the round was made, whose work goes on in the last lineage: L, L/ROUND.PEER after a division."""
+        lineage = self.lineage
+        while (parts := lineage.rpartition("/"))[0] and number <= int(parts[2].partition(".")[0]):
+            lineage = parts[0]
+        return lineage
 
     def between(self, begin, end):
         """Numbers of the rounds that were made then, in their order."""
-        return sorted(
-            number
-            for (lineage, number), at in self.first_heard.items()
-            if number and lineage == self.lineage and begin <= at <= end
-        )
+        return sorted(number for number, at in self.made_at.items() if begin <= at <= end)
 
     def share(self, number):
         """How much of all parameters a round has averaged."""
-        begin, end = self.next_blocks.get((self.lineage, number - 1), (0, len(self.sizes)))
+        begin, end = self.next_blocks.get((self.lineage_of(number - 1), number - 1), (0, len(self.sizes)))
         return sum(self.sizes[begin:end]) / sum(self.sizes)
 
     def at(self, number):
-        return self.first_heard[self.lineage, number]
+        return self.made_at[number]
 
 
 def calm_times(peers, begin, end):
@@ -378,7 +384,7 @@ def measured(links, arguments, alone_ms, peers, beside, begin, end):
     without, of = missed(peers, rounds)
     yield "missed", 100 * without / of if of else 0.0, "%"
     if numbers:
-        participants = [rounds.participants[rounds.lineage, number] for number in numbers]
+        participants = [rounds.participants[rounds.lineage_of(number), number] for number in numbers]
         yield "participants", statistics.mean(participants), "peers"
     yield "differing", sum(len(found) > 1 for found in rounds.digests.values()), "rounds"
     joining = [peer for peer in peers[PEERS:] if end - peer.begun > KILL_EVERY_S / 2]

@@ -1,9 +1,10 @@
 # Runs in: the courier.
 """How members agree on a round: each publishes a record, reads those of the others, and advances.
 
-A round is decided by the *voters*, which the round before it has named: all peers of this lineage that answered then,
-also those that were late or whose change it did not have. They do it as in Paxos with a ballot for each attempt
-(Lamport, "Paxos Made Simple", 2001). The owner of the first ballot proposes without asking for promises.
+A round is decided by the *voters*, which the round before it has named: the peers of this lineage that answered then
+and lacked one round at most, also those that were late or whose change it did not have. They do it as in Paxos with a
+ballot for each attempt (Lamport, "Paxos Made Simple", 2001). The owner of the first ballot proposes without asking for
+promises.
 
     offers of two peers or more -> proposal(ballot) -> every member reduces its part, and has the mean
       -> a voter that has the mean accepts(ballot, proposal, digest of the mean) -> a majority has accepted: decided
@@ -24,6 +25,8 @@ from typing import Any
 
 from accelmgr.outer._record import Accepted, Ballot, Proposal, Record
 
+LEAST_VOTERS = 3
+"""So many decide a round, if there are as many: then one may be lost."""
 MOST_LINEAGE = 1000
 """Characters, as long as there were fewer divisions than that."""
 
@@ -281,7 +284,7 @@ class Agreement:
             mine.lineage,
             members,
             weights,
-            tuple(sorted({*members, *(each.peer for each in living)})),
+            self._next_voters(living),
             mine.blocks,
             next_blocks,
             last.total + sum(weights),
@@ -289,6 +292,12 @@ class Agreement:
             ballot,
         )
         self._change(proposal=(ballot, proposal))
+
+    def _next_voters(self, living: list[Record]) -> tuple[str, ...]:
+        """Those that can soon decide the next round. Of peers that lack more than one, as many as make three."""
+        nearest = sorted(living, key=lambda each: (-each.round, each.peer))
+        near = sum(each.round + 1 >= self.record.round for each in nearest)
+        return tuple(sorted(each.peer for each in nearest[: max(LEAST_VOTERS, near)]))
 
     def _propose_first(self, alive: set[str], offers_are_late: bool, late: int, next_blocks: tuple[int, int]) -> None:
         self.waiting_for = self._missing_offers(alive, offers_are_late)

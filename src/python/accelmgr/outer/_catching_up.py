@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import json
 import random
@@ -73,6 +74,10 @@ class CatchingUp:
         self._transport.publish(f"{key}/mean", mean)
         self._transport.publish(f"round/{number}", json.dumps(decided).encode())
 
+    def kept_means(self) -> set[str]:
+        """The keys of the means that others can replay."""
+        return {f"{key}/mean" for _, key, _ in self._kept}
+
     def serve(self, alive: set[str]) -> None:
         """Publishes the state as it is now for each living peer that asks for it, until it asks no more."""
         own, heard = self._agreement.record.peer, self._agreement.heard
@@ -141,7 +146,7 @@ class CatchingUp:
         for number in range(own.round + 1, leader.round + 1):
             try:
                 decided = proposal_of(json.loads(self._fetch(f"round/{number}", leader.peer, 0)))
-                mean = self._fetch(f"{decided[1].key}/mean", leader.peer, CARRY_S)
+                mean = self._fetch(f"{decided[1].key}/mean", leader.peer, 0)  # It was there first.
             except Absent:
                 return number > own.round + 1
             self._later(lambda decided=decided, mean=mean: self._commits(decided, mean))  # type: ignore[misc]
@@ -166,20 +171,26 @@ class CatchingUp:
                 if answer.exception() is None and _parsed(answer.result())[1] == theirs:
                     same.append(donor)
             lacking = [index for index, digest in enumerate(theirs) if digest != hashes[index]]
-            fetched = pool.map(
-                lambda place: self._block(theirs[lacking[place]], same[place % len(same)], same[0]), range(len(lacking))
-            )
+            fetched = pool.map(lambda place: self._block(theirs[lacking[place]], same, place), range(len(lacking)))
             blocks = dict(zip(lacking, fetched, strict=True))
         self._later(lambda: self._takes(record, theirs, blocks))
 
-    def _block(self, digest: str, donor: str, first: str) -> bytes:
-        try:
-            block = self._fetch(f"block/{digest}", donor, CARRY_S)
-        except Absent:
-            block = self._fetch(f"block/{digest}", first, CARRY_S)
-        if digest_of(block) != digest:
-            raise ValueError(f"{donor} has sent other bytes than their SHA-256 says")
-        return block
+    def _block(self, digest: str, donors: list[str], place: int) -> bytes:
+        """From one of the donors, of which those that have gone are taken out."""
+        while True:
+            left = list(donors)
+            if not left:
+                raise Absent("all donors have gone", is_gone=True)
+            donor = left[place % len(left)]
+            try:
+                block = self._fetch(f"block/{digest}", donor, CARRY_S)
+            except Absent:
+                with contextlib.suppress(ValueError):  # Another thread has found it out.
+                    donors.remove(donor)
+                continue
+            if digest_of(block) != digest:
+                raise ValueError(f"{donor} has sent other bytes than their SHA-256 says")
+            return block
 
 
 def _parsed(snapshot: bytes) -> tuple[Record, list[str]]:

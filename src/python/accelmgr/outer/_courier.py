@@ -158,7 +158,8 @@ class Courier:
             self._warn(f"after round {agreement.record.round} {peer} has another digest than this peer")
         if (leader := agreement.ahead(alive)) is not None:
             agreement.waiting_for = f"the state of {leader.peer} after round {leader.round}"
-            self._catching_up.follow(leader, alive)
+            if self._hearing.has_heard_all():
+                self._catching_up.follow(leader, alive)
             return
         self._split_if_needed(alive)
         if (decided := agreement.decided()) is not None:
@@ -203,7 +204,7 @@ class Courier:
         for old in self._published[:-MOST_PUBLISHED]:
             self._published.remove(old)
             if all(each.proposal != old.proposal for each in self._published):
-                old.forget()
+                self._forget(old)
         has_offer = self._agreement.record.offer is not None and self._settings.peer in proposal.members
         change = self._numbers.change(proposal.blocks).clone() if has_offer else None
         exchange = self._exchange_of(proposal)
@@ -220,6 +221,7 @@ class Courier:
             holders=lambda: self._agreement.holders(proposal, self._hearing.alive()),
             lacks=lambda peer: self._events.put(lambda: self._lacks(proposal, peer)),
             says=self._warn,
+            is_late=lambda: self._events.put(lambda: self._forget(exchange)),
         )
         self._exchange = exchange
         self._published.append(exchange)
@@ -301,10 +303,13 @@ class Courier:
 
     def _begin_round(self) -> None:
         for exchange in self._published:
-            exchange.forget()
+            self._forget(exchange)
         self._published.clear()
         self._exchange = None
         self._means.clear()
+
+    def _forget(self, exchange: Exchange) -> None:
+        exchange.forget(self._catching_up.kept_means())
 
     # Other peers' rounds and state
 

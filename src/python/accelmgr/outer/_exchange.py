@@ -8,7 +8,7 @@ import contextlib
 import hashlib
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 import torch
 
@@ -29,7 +29,7 @@ class Cancelled(Exception):
 
 
 class Exchange:
-    """Gets the mean of a proposal. Its methods run in a thread of their own, and call back from there."""
+    """Gets the mean of a proposal. mean() runs in a thread of its own, and calls back from there."""
 
     def __init__(
         self,
@@ -43,10 +43,12 @@ class Exchange:
         holders: Callable[[], list[str]],
         lacks: Callable[[str], None],
         says: Callable[[str], None],
+        is_late: Callable[[], None],
     ) -> None:
         """count: numbers of the proposal's blocks. bound: see DiLoCo. holders: peers that have the whole mean.
 
-        lacks: called with a peer whose bytes do not come. says: called with a warning.
+        lacks: called with a peer whose bytes do not come. says: called with a warning. is_late: called when something
+        was published after it was given up.
         """
         self.proposal, self.published = proposal, list[str]()
         self.is_cancelled = False
@@ -56,19 +58,19 @@ class Exchange:
         """Members whose change has not come; if has_changes, those whose part of the mean has not."""
         self.has_changes = False
         self._peer, self._transport, self._kind, self._count, self._bound = peer, transport, kind, count, bound
-        self._holders, self._lacks, self._says = holders, lacks, says
+        self._holders, self._lacks, self._says, self._is_late = holders, lacks, says, is_late
 
     def _publish(self, key: str, data: bytes) -> None:
         self.published.append(f"{self.proposal.key}/{key}")
         self._transport.publish(self.published[-1], data)
-        if self.is_cancelled:  # After forget(), maybe.
-            self.forget()
+        if self.is_cancelled:
+            self._is_late()
             raise Cancelled
 
-    def forget(self) -> None:
-        """Gives up what was published for this proposal."""
+    def forget(self, kept: Collection[str]) -> None:
+        """Gives up what was published for this proposal, but for `kept`. For the main thread, which keeps means."""
         self.is_cancelled = True
-        for key in self.published:
+        for key in set(self.published).difference(kept):
             with contextlib.suppress(OSError):  # It stays.
                 self._transport.publish(key, None)
 

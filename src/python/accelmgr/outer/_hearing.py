@@ -14,6 +14,8 @@ from accelmgr.outer._transport import Absent, Refused, Transport
 
 BEAT_S = 1.0
 """The time between two records of a peer that has nothing new to say."""
+ANSWER_S = 3.0
+"""In which a peer that has just been found says where it stands."""
 SILENCE_S = 6.0
 """A peer that has said nothing for so long counts as gone until it speaks again."""
 MOST_PAUSE_S = 30.0
@@ -36,14 +38,14 @@ class Hearing:
         """later: makes a call in the main thread. has_ended: whether the threads are to end."""
         self._settings, self._agreement, self._transport = settings, agreement, transport
         self._later, self._says, self._has_ended = later, says, has_ended
-        self._followed: set[str] = set()
+        self._followed: dict[str, float] = {}  # Since when.
         self._heard_at: dict[str, float] = {}
         self._gone: set[str] = set()
 
     def follow_peers(self) -> None:
         """Begins to follow those that are new."""
-        for peer in self._transport.peers() - self._followed:
-            self._followed.add(peer)
+        for peer in self._transport.peers() - self._followed.keys():
+            self._followed[peer] = time.monotonic()
             threading.Thread(target=self._hear_peer, args=(peer,), daemon=True).start()
 
     def _hear_peer(self, peer: str) -> None:
@@ -87,7 +89,7 @@ class Hearing:
         self._agreement.heard.pop(peer, None)
         self._heard_at.pop(peer, None)
         self._gone.discard(peer)
-        self._followed.discard(peer)
+        self._followed.pop(peer, None)
 
     def _heard(self, record: Record) -> None:
         known = self._agreement.heard.get(record.peer)
@@ -95,6 +97,12 @@ class Hearing:
         if known is None or known.version < record.version:
             self._heard_at[record.peer] = time.monotonic()
             self._gone.discard(record.peer)
+
+    def has_heard_all(self) -> bool:
+        """Whether each peer has said where it stands, or had the time for it. The first one may lack many rounds."""
+        now = time.monotonic()
+        silent = self._followed.keys() - self._heard_at.keys() - self._gone
+        return all(now - self._followed[peer] > ANSWER_S for peer in silent)
 
     def alive(self) -> set[str]:
         """Peers that have spoken in the last SILENCE_S. Any thread may call it."""
