@@ -146,7 +146,7 @@ class CatchingUp:
         for number in range(own.round + 1, leader.round + 1):
             try:
                 decided = proposal_of(json.loads(self._fetch(f"round/{number}", leader.peer, 0)))
-                mean = self._fetch(f"{decided[1].key}/mean", leader.peer, 0)  # It was there first.
+                mean = self._fetch(f"{decided[1].key}/mean", leader.peer, ANSWER_S)  # It was there first.
             except Absent:
                 return number > own.round + 1
             self._later(lambda decided=decided, mean=mean: self._commits(decided, mean))  # type: ignore[misc]

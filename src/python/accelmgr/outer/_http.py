@@ -177,8 +177,10 @@ class Http:
                 connection.connect()
                 connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             try:
+                if (sock := connection.sock) is None:
+                    raise ConnectionError("close() has closed it")
                 # What has begun to come may go on for longer, as long as it comes.
-                connection.sock.settimeout(max(0.05, deadline - time.monotonic()) + CONNECT_S)
+                sock.settimeout(max(0.05, deadline - time.monotonic()) + CONNECT_S)
                 connection.request("GET", f"/{self._run}/{key}", headers=given)
                 response = connection.getresponse()
                 body = response.read(most)
