@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import pathlib
+import socket
 import time
 from collections.abc import Iterator
 
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from accelmgr._memory.memfd import make_memfd
 from accelmgr.outer import _state
+from accelmgr.outer._channel import Channel
 from accelmgr.outer._folder import Folder
 from accelmgr.outer._payload import GROUP, KINDS, LEVELS, decode, encode, part_of
 from accelmgr.outer._state import State
@@ -54,6 +56,18 @@ def test_bytes_that_are_no_numbers_are_refused(kind: str) -> None:
             decode(bad, 300, kind)
     with pytest.raises(ValueError, match="not finite"):
         decode(b"\xff\xff\xff\x7f" + data[4:], 300, kind)
+
+
+def test_what_the_other_end_has_said_last_is_heard() -> None:
+    """Why a courier could not start was lost: it had not read all, which is an error before its last message."""
+    host, courier = map(Channel, socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+    host.send(merged=None)
+    courier.send(failed="no such address")
+    courier.close()
+    assert host.receive(may_wait=False) == {"failed": "no such address"}
+    with pytest.raises(EOFError):
+        host.receive(may_wait=True)
+    host.close()
 
 
 @pytest.fixture

@@ -141,12 +141,16 @@ class Channel:
 
     def receive(self, may_wait: bool) -> dict[str, Any] | None:
         """None: there is no message. Raises EOFError when the other end has gone."""
-        try:
-            data = self._end.recv(MOST_BYTES, 0 if may_wait else socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return None
-        except OSError as error:
-            raise EOFError from error
+        data = None
+        while data is None:
+            try:
+                data = self._end.recv(MOST_BYTES, 0 if may_wait else socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return None
+            except ConnectionResetError:  # Said once, if the other end had not read all; what it has sent follows.
+                continue
+            except OSError as error:
+                raise EOFError from error
         if not data:
             raise EOFError
         message: dict[str, Any] = json.loads(data)
