@@ -128,7 +128,8 @@ def make_round(peers: list[Peer], steps: int = EVERY) -> int:
 
 def make_round_of_all(peers: list[Peer]) -> None:
     """The first rounds may go without one that has come back: the others have not heard of it yet, and do not wait."""
-    for _ in range(20):
+    deadline = time.monotonic() + BOUND_S  # Rounds take 30 ms, and the others may not ask it for a second.
+    while time.monotonic() < deadline:
         make_round(peers)
         if {each.outer.participants for each in peers} == {len(peers)}:
             break

@@ -336,7 +336,7 @@ class Courier:
 
         try:
             self._state.take(blocks, record)
-            if donor.lineage != own.lineage and not self._is_new(own.lineage, own.round):
+            if donor.lineage != own.lineage and any(own.committed[1].weights):  # It has made a round.
                 place = f"{donor.peer} after round {donor.round}"
                 self._warn(f"the swarm was divided; this peer, after round {own.round} of its part, goes on as {place}")
             if self._is_new(own.lineage, own.round) and blocks:
