@@ -334,6 +334,16 @@ def test_who_joins_hears_all_before_it_follows_one(tmp_path: pathlib.Path) -> No
         assert hearing.has_heard_all()  # It may have been stopped.
         hearing._followed["p2"], hearing._gone = time.monotonic(), {"p2"}
         assert hearing.has_heard_all()
+        for host in swarm.hosts:
+            host.is_busy = True
+        swarm.until(lambda: all(host.offered is None for host in swarm.hosts))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(_hearing.Hearing, "has_heard_all", lambda _: False)
+            asked = Fault("none", 0)
+            swarm.hosts.append(Host(swarm, 3, asked))
+            swarm.until(lambda: "the state of" in swarm.hosts[3].status.waiting_for)
+            assert not any(call.startswith("fetch state/") for call in asked.trace)
+        swarm.until(lambda: swarm.hosts[3].status.round == swarm.hosts[0].status.round)
 
 
 @pytest.mark.usefixtures("quick")

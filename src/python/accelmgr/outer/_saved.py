@@ -75,5 +75,7 @@ def begin_with(
             dict(enumerate(blocks)), lambda digest: dataclasses.asdict(dataclasses.replace(record, digest=digest))
         )
         values.try_step()
+    except OSError:  # Full memory.
+        raise
     except Exception as error:
         raise ConfigError(f"state has not what the outer optimizer needs: {error!r}", "state") from error

@@ -428,8 +428,8 @@ class DiLoCo:
     def state_dict(self) -> dict[str, Any]:
         """What a swarm needs to go on after all its machines have ended, for torch.save(); any peer has all of it.
 
-        `parameters` are the outer ones, by name. Blocks while the courier writes them; raises SessionError if that
-        takes a minute.
+        `parameters` are the outer ones, by name. Blocks while it reads and hashes all of it, and while the courier
+        writes; raises SessionError if that takes a minute, UsageError after close().
         """
         self._courier()  # Raises UsageError after close().
         deadline = time.monotonic() + SAVE_S
