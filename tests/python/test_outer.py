@@ -11,6 +11,7 @@ import select
 import shutil
 import signal
 import socket
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -37,6 +38,12 @@ import accelmgr
 import accelmgr.outer
 from accelmgr.outer import diloco
 from accelmgr.outer._record import Record
+
+
+class FourTensors(torch.optim.SGD):
+    def step(self, closure: Any = None) -> None:
+        for value in self.param_groups[0]["params"]:
+            self.state[value] = {name: torch.zeros(4096) for name in "abcd"}
 
 
 @pytest.fixture(params=["folder", "http"])
@@ -248,6 +255,26 @@ def test_what_takes_a_courier_s_place_is_heard_at_once(tmp_path: pathlib.Path) -
         assert version() > last
 
 
+def test_a_fork_of_the_host_leaves_the_courier_alone(tmp_path: pathlib.Path) -> None:
+    with swarm_of(lambda: Peer(0, f"run@{tmp_path}")) as peers:
+        meet(peers)
+        outer, result = peers[0].outer, peers[0].step()
+        before = outer.courier_pid
+        if (child := os.fork()) == 0:
+            try:
+                with pytest.raises(
+                    accelmgr.UsageError, match=f"in a forked child; it belongs to process {os.getppid()}"
+                ):
+                    outer.step(result)
+                outer.close()
+                os._exit(0)
+            finally:
+                os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert os.waitpid(before, os.WNOHANG) == (0, 0)  # It runs.
+        assert outer.wait(BOUND_S) and outer.courier_pid == before
+
+
 def test_a_courier_that_hangs_is_replaced(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with swarm_of(lambda: Peer(0, f"run@{tmp_path}")) as peers:
         meet(peers)
@@ -282,6 +309,45 @@ def test_an_address_that_cannot_be_served_at_is_an_error_that_names_it(tmp_path:
     with swarm_of(lambda: Peer(0, "run@127.0.0.1:1", listen="192.0.2.1:4711")) as peers:
         with pytest.raises(accelmgr.SessionError, match=r"cannot start: OSError: .*address"):
             wait_until(peers, lambda: False)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "why"),
+    [
+        (torch.optim.LBFGS, "cannot be used: TypeError.*closure"),
+        (
+            lambda parameters: torch.optim.SGD(parameters[:2]),
+            "has 2 of the 4 parameters that it is given, and 0 others",
+        ),
+        (lambda _: torch.optim.SGD([torch.zeros(3)]), "has 0 of the 4 parameters that it is given, and 1 others"),
+        (FourTensors, "cannot be used: ValueError.*three tensors"),
+    ],
+    ids=["needs_more", "leaves_some_out", "has_others", "keeps_too_much"],
+)
+def test_an_outer_optimizer_that_cannot_make_rounds_is_refused_at_once(
+    optimizer: Callable[[list[torch.Tensor]], torch.optim.Optimizer], why: str, tmp_path: pathlib.Path
+) -> None:
+    with swarm_of(lambda: Peer(0, f"run@{tmp_path}", optimizer=optimizer)) as peers:
+        with pytest.raises(accelmgr.SessionError, match=f"cannot start: ConfigError: the outer optimizer {why}"):
+            wait_until(peers, lambda: False)
+
+
+def test_what_the_trial_of_an_outer_optimizer_changes_is_not_kept(tmp_path: pathlib.Path) -> None:
+    def optimizer(parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(parameters, lr=0.1, weight_decay=0.5)
+
+    with swarm_of(lambda: Peer(0, f"run@{tmp_path}", optimizer=optimizer)) as peers:
+        wait_until(peers, lambda: peers[0].outer.digest != "")
+        state = peers[0].outer.state_dict()
+        assert flat(list(state["parameters"].values())).equal(flat(peers[0].values()))
+        assert not any(state["optimizer"].values())
+
+
+def test_leased_elements_without_a_swarm_that_leases_them_are_refused(tmp_path: pathlib.Path) -> None:
+    leased = accelmgr.outer.Leased(Share(0), 100)
+    with accelmgr.Manager(model_of(0), leased, nprocs=1, batch_size_per_device=4) as manager:
+        with pytest.raises(accelmgr.ConfigError, match="data is None; it must be the Leased that the manager reads"):
+            accelmgr.outer.DiLoCo(manager, f"run@{tmp_path}", 1)
 
 
 def test_before_the_start_it_is_refused(tmp_path: pathlib.Path) -> None:
@@ -385,6 +451,7 @@ def test_a_host_that_ends_takes_its_courier_along(tmp_path: pathlib.Path) -> Non
         ({"swarm": "run@host:port"}, "swarm"),
         ({"swarm": "run@host:1", "listen": "4711"}, "listen"),
         ({"swarm": "run@host:1", "advertise": "203.0.113.1"}, "advertise"),
+        ({"data": Share(0)}, "data"),
     ],
 )
 def test_what_cannot_be_is_refused_with_its_name(options: dict[str, object], key: str, tmp_path: pathlib.Path) -> None:

@@ -130,6 +130,12 @@ class Logged(torch.utils.data.Dataset[torch.Tensor]):
         return torch.full((2,), float(index))
 
 
+def test_a_second_worker_of_a_loader_would_read_everything_again(tmp_path: pathlib.Path) -> None:
+    loader = torch.utils.data.DataLoader(Leased(Logged(tmp_path / "log"), 8), batch_size=4, num_workers=2)
+    with pytest.raises(accelmgr.ConfigError, match="num_workers is 2; it must be at most 1"):
+        accelmgr.Manager(torch.nn.Linear(2, 1), loader, nprocs=1, loss=lambda y, _: y.mean())
+
+
 def test_new_forks_do_not_read_from_the_beginning(tmp_path: pathlib.Path) -> None:
     dataset = Leased(Logged(tmp_path / "log"), 100)
     model = torch.nn.Sequential(torch.nn.Linear(2, 1))

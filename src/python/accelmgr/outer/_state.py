@@ -22,6 +22,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
+from accelmgr.errors import ConfigError
+
 HEADER_BYTES = 1 << 24
 PREFIX = struct.Struct("<QQ32s")
 Redo = list[tuple[int, int]]
@@ -46,7 +48,10 @@ class State:
         initial: Callable[[], list[torch.Tensor]],
         optimizer: Callable[[list[torch.Tensor]], torch.optim.Optimizer],
     ) -> None:
-        """initial: the values, if the memfd has none yet. optimizer: makes one of the outer parameters."""
+        """initial: the values, if the memfd has none yet. optimizer: makes one of the outer parameters.
+
+        Raises ConfigError: that one cannot make steps of them.
+        """
         self._fd = fd
         capacities = [_capacity(shape) for shape in shapes]
         self._slots = _slots(shapes)
@@ -60,6 +65,10 @@ class State:
         """See Transport.places()."""
         if header is None:
             self.parameters = [value.clone() for value in initial()]
+            self._optimizer = optimizer(self.parameters)
+            self._try_optimizer()
+            for parameter, value in zip(self.parameters, initial(), strict=True):
+                parameter.copy_(value)
             self._optimizer = optimizer(self.parameters)
             every = range(len(shapes))
             self._write(every, self._hashed(every, map(self._encoded, every)))
@@ -96,15 +105,18 @@ class State:
         (length,) = struct.unpack("<Q", os.pread(self._fd, 8, self._mean).ljust(8, b"\0"))
         return _read_all(self._fd, length, self._mean + 8)
 
+    def _check_size(self, index: int, data: bytes) -> None:
+        if len(data) + 8 > self._capacities[index]:
+            raise ValueError(
+                f"parameter {index} has {len(data)} bytes with the outer optimizer's state; at most "
+                f"{self._capacities[index] - 8} fit: three tensors of the parameter's size"
+            )
+
     def _write(self, blocks: Iterable[int], datas: list[bytes]) -> None:
         redo: Redo = []
         place = self._redo
         for index, data in zip(blocks, datas, strict=True):
-            if len(data) + 8 > self._capacities[index]:
-                raise ValueError(
-                    f"parameter {index} has {len(data)} bytes with the outer optimizer's state; at most "
-                    f"{self._capacities[index] - 8} fit: three tensors of the parameter's size"
-                )
+            self._check_size(index, data)
             _write_all(self._fd, data, place)
             redo.append((index, len(data)))
             place += len(data)
@@ -175,6 +187,24 @@ class State:
         for parameter in self.parameters:
             parameter.grad = torch.zeros_like(parameter)
         self._optimizer.step()
+        self._optimizer.zero_grad()
+
+    def _try_optimizer(self) -> None:
+        """A round would find out too late what it cannot do. It is to be made anew after this, like the parameters."""
+        own = set(map(id, self.parameters))
+        has = {id(each) for group in self._optimizer.param_groups for each in group["params"]}
+        if has != own:
+            raise ConfigError(
+                f"the outer optimizer has {len(has & own)} of the {len(own)} parameters that it is given, and "
+                f"{len(has - own)} others; it must have all of them, and no other",
+                "optimizer",
+            )
+        try:
+            self.try_step()
+            for index in range(len(self.parameters)):
+                self._check_size(index, self._encoded(index))
+        except Exception as error:
+            raise ConfigError(f"the outer optimizer cannot be used: {error!r}", "optimizer") from error
 
     def take(self, blocks: dict[int, bytes], record: Callable[[str], dict[str, Any]]) -> None:
         """Replaces blocks by those of another peer. Raises ValueError: the blocks have other shapes."""

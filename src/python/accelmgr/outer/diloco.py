@@ -92,7 +92,7 @@ class DiLoCo:
         over a slow one a part, and the next round the part after it. A part with a tenth of all numbers is due
         after a tenth of `every` steps, and each part after at least one.
     optimizer: makes the outer optimizer of a list of float32 tensors, in the courier; None: SGD with rate 0.7 and
-        Nesterov momentum 0.9. It may keep at most three tensors for each parameter.
+        Nesterov momentum 0.9. It has all of them, and keeps at most three tensors for each one.
     mix: how much of the outer parameters a merge takes: 1.0 replaces the inner ones.
     payload: how changes travel: `int8`, `int4` (both by blocks of 256) or `float32`.
     weight: what a step adds to the weight of this peer's change; None: its samples.
@@ -178,6 +178,12 @@ class DiLoCo:
         }
         if state is not None:
             check(state, self._shapes)
+        if data is not None and not isinstance(data, Leased):
+            raise ConfigError(f"data is a {type(data).__name__}; it must be the Leased that the manager reads", "data")
+        if data is None and isinstance(
+            getattr(manager._dataset, "dataset", manager._dataset), Leased
+        ):  # Of a DataLoader.
+            raise ConfigError("data is None; it must be the Leased that the manager reads", "data")
         if state is not None and data is not None and data.first != state["next_element"]:
             raise ConfigError(f"data begins at element {data.first}; make it with the same state", "data")
         self._status = Status()
@@ -220,7 +226,8 @@ class DiLoCo:
             make_memfd("accelmgr-outer-state", 0),
         )
         self._holder: list[_Courier] = []
-        self._closing = weakref.finalize(self, _close, self._holder, self._fds)
+        self._host = os.getpid()
+        self._closing = weakref.finalize(self, _close, self._host, self._holder, self._fds)
         with open(f"/proc/self/fd/{self._fds[0]}", "wb") as file:
             file.write(cloudpickle.dumps(settings))
         self._numbers = Numbers(self._fds[1], sizes)
@@ -246,6 +253,8 @@ class DiLoCo:
         return self._courier().process.pid
 
     def _courier(self) -> _Courier:
+        if os.getpid() != self._host:
+            raise UsageError(f"DiLoCo: it was used in a forked child; it belongs to process {self._host}")
         if not self._holder:
             raise UsageError("DiLoCo: it was closed")
         return self._holder[0]
@@ -441,7 +450,7 @@ class DiLoCo:
         return state
 
     def close(self) -> None:
-        """Leaves the swarm. Idempotent."""
+        """Leaves the swarm. Idempotent; does nothing in a forked child."""
         self._closing()
 
     def __enter__(self) -> DiLoCo:
@@ -453,7 +462,9 @@ class DiLoCo:
         self.close()
 
 
-def _close(holder: list[_Courier], fds: tuple[int, ...]) -> None:
+def _close(host: int, holder: list[_Courier], fds: tuple[int, ...]) -> None:
+    if os.getpid() != host:  # A fork of the host ends.
+        return
     for courier in holder:
         courier.end()
     holder.clear()

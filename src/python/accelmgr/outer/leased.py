@@ -57,6 +57,10 @@ class Leased(torch.utils.data.IterableDataset[Any]):
         return self._file.fileno()
 
     def __iter__(self) -> Iterator[Any]:
+        workers = torch.utils.data.get_worker_info()
+        if workers is not None and workers.num_workers > 1:
+            count = workers.num_workers
+            raise ConfigError(f"num_workers is {count}; it must be at most 1: each worker reads all that is leased")
         size = len(self._dataset)  # type: ignore[arg-type]
         place, read = self._begin
         while True:
