@@ -449,6 +449,7 @@ def test_a_host_that_ends_takes_its_courier_along(tmp_path: pathlib.Path) -> Non
         ({"min_peers": None}, "min_peers"),
         ({"bound": -1.0}, "bound"),
         ({"swarm": "run@host:port"}, "swarm"),
+        ({"swarm": "run@2001:db8::1:29500"}, "swarm"),
         ({"swarm": "run@host:1", "listen": "4711"}, "listen"),
         ({"swarm": "run@host:1", "advertise": "203.0.113.1"}, "advertise"),
         ({"data": Share(0)}, "data"),

@@ -6,6 +6,7 @@ import contextlib
 import http.server
 import os
 import pathlib
+import socket
 import socketserver
 import threading
 import time
@@ -19,6 +20,7 @@ from accelmgr.outer._folder import Folder
 from accelmgr.outer._http import Http
 
 BOUND_S = 60.0
+OWN = {"own": "127.0.1.1", "elsewhere": "192.0.2.1"}
 
 
 @contextlib.contextmanager
@@ -54,6 +56,44 @@ def wait_until(noted: threading.Condition, holds: Callable[[], bool]) -> None:
 
 def fetch(reader: Http | Folder, key: str, peer: str) -> bytes:
     return reader.fetch(key, peer, time.monotonic() + BOUND_S)
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
+def test_peers_reach_each_other_by_ipv6_and_ipv4(noted: threading.Condition) -> None:
+    with contextlib.ExitStack() as stack:
+
+        def made(name: str, seed: str, listen: str) -> Http:
+            transport = Http(name, "run", "secret", [seed] if seed else [], listen)
+            stack.callback(transport.close)
+            transport.publish("key", name.encode())
+            return transport
+
+        six = made("six", "", "[::1]:0")
+        both = made("both", six.address(), "")
+        port = both.address().rpartition(":")[2]
+        four = made("four", f"127.0.0.1:{port}", "127.0.0.1:0")
+        wait_until(noted, lambda: len(six.peers()) == len(both.peers()) == len(four.peers()) == 2)
+        assert six.places()["both"] == f"[::1]:{port}" and four.places()["both"] == f"127.0.0.1:{port}"
+        assert both.places()["four"] == four.address() and both.places()["six"] == six.address()
+        for reader in (six, both, four):
+            assert [fetch(reader, "key", each) for each in sorted(reader.peers())] == [
+                each.encode() for each in sorted(reader.peers())
+            ]
+
+
+def test_a_name_of_this_machine_is_served_at_all_of_its_addresses(
+    monkeypatch: pytest.MonkeyPatch, noted: threading.Condition
+) -> None:
+    """Debian gives a machine's own name the address 127.0.1.1, which no other machine can reach."""
+    find = socket.getaddrinfo
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, *more, **kinds: find(OWN.get(host, host), *more, **kinds))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    with contextlib.closing(Http("first", "run", "secret", [f"elsewhere:{port}", f"own:{port}"])) as first:
+        first.publish("key", b"value")
+        with contextlib.closing(Http("second", "run", "secret", [f"127.0.0.1:{port}"], "127.0.0.1:0")) as second:
+            wait_until(noted, lambda: second.peers() == {"first"})
+            assert fetch(second, "key", "first") == b"value"
 
 
 def test_threads_that_come_later_use_connections_of_those_before(

@@ -14,6 +14,7 @@ import hashlib
 import hmac
 import http.client
 import http.server
+import ipaddress
 import json
 import random
 import socket
@@ -33,6 +34,7 @@ SILENT_S = 60.0
 """Of peers that have said nothing for so long one at a time is asked."""
 CONNECT_S = 5.0
 MOST_PEERS = 10_000
+EVERYWHERE = ("0.0.0.0", "::")
 PIECE_BYTES = 1 << 20
 """The server's timeout is for each piece of this size, so a large value may take long."""
 
@@ -41,8 +43,16 @@ class _Server(http.server.ThreadingHTTPServer):
     daemon_threads = True
     allow_reuse_address = True
     request_queue_size = 128
-    address_family = socket.AF_INET
     owner: Http
+
+    def __init__(self, family: int, place: Any) -> None:
+        self.address_family = family
+        super().__init__(place, _Handler)
+
+    def server_bind(self) -> None:
+        if self.address_family == socket.AF_INET6:
+            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        super().server_bind()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """The peer has gone; there is nobody to tell."""
@@ -58,7 +68,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         assert isinstance(self.server, _Server)
-        status, value = self.server.owner.answer(self.path, dict(self.headers.items()), self.client_address[0])
+        client = self.client_address[0].removeprefix("::ffff:")  # As a server of IPv6 names one of IPv4.
+        status, value = self.server.owner.answer(self.path, dict(self.headers.items()), client)
         self.send_response(status)
         self.send_header("Content-Length", str(len(value)))
         self.end_headers()
@@ -70,7 +81,39 @@ def _split(address: str) -> tuple[str, int]:
     if not is_host_and_port(address):
         raise ValueError(f"'{address}' is no address; it must be HOST:PORT")
     host, _, port = address.rpartition(":")
-    return host, int(port)
+    return host.strip("[]"), int(port)
+
+
+def _joined(host: str, port: str | int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _served_everywhere(port: int) -> _Server:
+    """By IPv6 and IPv4."""
+    if socket.has_dualstack_ipv6():
+        return _Server(socket.AF_INET6, ("::", port))
+    return _Server(socket.AF_INET, ("", port))
+
+
+def _served_at(address: str) -> _Server:
+    """A name of this machine, which others may know by another address, is served at all of them.
+
+    Raises OSError: the address is not of this machine, or not free.
+    """
+    host, port = _split(address)
+    family, *_, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    if not _is_name(host):
+        return _Server(family, place)
+    with socket.socket(family) as probe:
+        probe.bind((place[0], 0, *place[2:]))
+    return _served_everywhere(port)
+
+
+def _is_name(host: str) -> bool:
+    with contextlib.suppress(ValueError):
+        ipaddress.ip_address(host)
+        return False
+    return host != "localhost"
 
 
 class Http:
@@ -108,17 +151,17 @@ class Http:
         self._server = self._bound(listen, places.get(peer, ""))
         self._server.owner = self
         host, port = self._server.server_address[:2]
-        self._address = advertise or f"{'' if host == '0.0.0.0' else host!s}:{port}"  # None: others see it.
+        self._address = advertise or _joined("" if host in EVERYWHERE else str(host), port)  # None: others see it.
         threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True).start()
         threading.Thread(target=self._look, daemon=True).start()
 
     def _bound(self, listen: str, before: str) -> _Server:
         if listen:
-            return _Server(_split(listen), _Handler)
+            return _served_at(listen)
         for place in (before, *self._seeds):
             with contextlib.suppress(OSError, ValueError):
-                return _Server(_split(place), _Handler)
-        return _Server(("", 0), _Handler)
+                return _served_at(place)
+        return _served_everywhere(0)
 
     # Serving
 
@@ -128,7 +171,7 @@ class Http:
             return 403, b"another run, or another secret"
         name, _, address = headers.get("Peer", "").partition(" ")
         if name and address:
-            self._note(name, f"{client}{address}" if address.startswith(":") else address, is_heard=True)
+            self._note(name, _joined(client, address[1:]) if address.startswith(":") else address, is_heard=True)
         if headers.get("For", self._peer) != self._peer:
             return 410, b"another peer"
         run, _, key = path.lstrip("/").partition("/")
@@ -255,14 +298,14 @@ class Http:
                     status, body = self._ask(address, "peers", time.monotonic(), {}, MOST_RECORD)
                     if status == 200 and hmac.compare_digest(body[:32], hmac.digest(self._key, body[32:], "sha256")):
                         for name, place in json.loads(body[32:]).items():
-                            host = _split(address)[0]
+                            host = address.rpartition(":")[0]
                             self._note(str(name), f"{host}{place}" if str(place).startswith(":") else str(place))
             self._closing.wait(LOOK_S if self._addresses else 0.5)
 
     def address(self) -> str:
         host, port = self._server.server_address[:2]
-        seen = socket.gethostname() if host == "0.0.0.0" else str(host)
-        return f"{seen}:{port}" if self._address.startswith(":") else self._address
+        seen = socket.gethostname() if host in EVERYWHERE else str(host)
+        return _joined(seen, port) if self._address.startswith(":") else self._address
 
     def peers(self) -> set[str]:
         with self._changed:
@@ -271,7 +314,7 @@ class Http:
     def places(self) -> dict[str, str]:
         host, port = self._server.server_address[:2]
         with self._changed:
-            return {self._peer: f"{host!s}:{port}", **self._addresses}
+            return {self._peer: _joined(str(host), port), **self._addresses}
 
     def close(self) -> None:
         self._closing.set()

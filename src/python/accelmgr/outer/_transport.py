@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 from typing import Protocol
 
 FORGET_S = 3600.0
@@ -12,8 +13,9 @@ FORGET_S = 3600.0
 
 
 def is_host_and_port(address: str) -> bool:
-    host, _, port = address.rpartition(":")
-    return bool(host) and port.isascii() and port.isdigit() and int(port) < 1 << 16
+    """An address of IPv6 is in brackets, as in a URL."""
+    found = re.fullmatch(r"(\[[^][]+\]|[^][:]+):([0-9]{1,5})", address)
+    return found is not None and int(found[2]) < 1 << 16
 
 
 MOST_RECORD = 1 << 24

@@ -82,11 +82,11 @@ class DiLoCo:
 
     manager: of this machine, which is one peer, however many runners it has.
     swarm: `RUN@PLACE`. Peers with the same RUN and secret are one swarm. PLACE is `HOST:PORT` of a peer that the others
-        reach (the first one that can serves there; several, separated by commas, if one may be gone), or a folder that
-        all see (`run-7@/mnt/shared`), or a multiaddr of a peer (`run-7@/ip4/203.0.113.1/tcp/31337/p2p/Qm...`; several,
-        separated by commas), whose `address` is just that: then hivemind's network carries the bytes, encrypted, also
-        to peers behind routers, and `run-7@p2p` begins such a swarm. After it has joined, a peer needs no particular
-        other one.
+        reach, an address of IPv6 in brackets (the first one that can serves there; several, separated by commas, if one
+        may be gone), or a folder that all see (`run-7@/mnt/shared`), or a multiaddr of a peer
+        (`run-7@/ip4/203.0.113.1/tcp/31337/p2p/Qm...`; several, separated by commas), whose `address` is just that: then
+        hivemind's network carries the bytes, encrypted, also to peers behind routers, and `run-7@p2p` begins such a
+        swarm. After it has joined, a peer needs no particular other one.
     every: inner steps from one average of a parameter to its next one.
     fragment_s: a round averages as many parameters as the link carries in about so many seconds: over a fast link all;
         over a slow one a part, and the next round the part after it. A part with a tenth of all numbers is due
