@@ -69,6 +69,22 @@ def test_rounds_are_those_of_the_algorithm(place: str, inner: bool) -> None:
                 torch.testing.assert_close(value, other, rtol=1e-5, atol=1e-6)
 
 
+def test_steps_that_were_begun_at_once_are_in_one_change(tmp_path: pathlib.Path) -> None:
+    options = {"mix": 0.5, "payload": "float32"}
+    with swarm_of(*(lambda peer=peer: Peer(peer, f"run@{tmp_path}", **options) for peer in range(2))) as peers:  # type: ignore[misc]
+        meet(peers)
+        weight = 0
+        for steps in (EVERY, 2 * EVERY):
+            for each in peers:
+                each.outer.step(*each.manager.begin_steps(steps, optimizer=each.optimizer).result())
+            make_round(peers, 0)
+            weight += 2 * 4 * steps
+            assert peers[0].outer.total_weight == weight
+        for mine, expected in zip(peers, simulated([WHOLE, (2 * EVERY, WHOLE[1])], 2, 0.5), strict=True):
+            for value, other in zip(mine.values(), expected, strict=True):
+                torch.testing.assert_close(value, other, rtol=1e-5, atol=1e-6)
+
+
 def test_wait_ends_when_the_next_change_may_be_offered(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What says which blocks come next is a message after the round's values: without it a change came a step late."""
     with swarm_of(*(lambda peer=peer: Peer(peer, f"run@{tmp_path}") for peer in range(2))) as peers:  # type: ignore[misc]

@@ -302,8 +302,9 @@ class DiLoCo:
 
     # Steps
 
-    def step(self, result: _native.StepResult) -> None:
-        """Call it after each step. It merges what has come, and offers a change when `every` steps were made.
+    def step(self, *results: _native.StepResult) -> None:
+        """Call it after each step, or with all results of begin_steps(). It merges what has come, and offers a change
+        when `every` steps were made.
 
         A peer that a round has left out, for instance because its steps take longer, offers what it has when others do.
 
@@ -311,14 +312,15 @@ class DiLoCo:
         courier cannot start, for instance because `listen` is no address of this machine. With inner steps it calls
         manager.sync() when there is something to merge or to offer.
         """
-        if result.counted:
-            weight = float(self._weight(result))
-            if not 0 <= weight <= MOST_WEIGHT:
-                raise UsageError(f"DiLoCo: the weight of a step is {weight}; it must be from 0 to {MOST_WEIGHT:g}")
-            self._steps += 1
-            self._sum += weight
-        self._batch = result.samples or self._batch
-        self._used += self._batch * (result.skipped + result.counted)
+        for result in results:
+            if result.counted:
+                weight = float(self._weight(result))
+                if not 0 <= weight <= MOST_WEIGHT:
+                    raise UsageError(f"DiLoCo: the weight of a step is {weight}; it must be from 0 to {MOST_WEIGHT:g}")
+                self._steps += 1
+                self._sum += weight
+            self._batch = result.samples or self._batch
+            self._used += self._batch * (result.skipped + result.counted)
         self._receive()
         self._act()
 
