@@ -144,7 +144,7 @@ class Host:
         self.swarm, self.index, self.fault = swarm, index, fault
         self.peer = f"p{index}"
         options = {
-            "kind": "float32",
+            "payload": "float32",
             "bound": None,
             "min_peers": 2,
             "fragment_s": 5.0,
@@ -152,7 +152,7 @@ class Host:
             "wanted": WANTED,
             "first_round": 0,
         }
-        texts = {"run": "run", "place": str(swarm.folder), "secret": "secret", "listen": "", "advertise": ""}
+        texts = {"swarm": f"run@{swarm.folder}", "secret": "secret", "listen": "", "advertise": ""}
         self.settings = Settings(self.peer, **texts, **options, optimizer=cloudpickle.dumps(descent))  # type: ignore[arg-type]
         self.state_fd = make_memfd("state", 0)
         self.numbers_fd = make_memfd("numbers", 8 * sum(SIZES))

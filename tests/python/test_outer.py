@@ -469,6 +469,9 @@ def test_a_host_that_ends_takes_its_courier_along(tmp_path: pathlib.Path) -> Non
         ({"swarm": "run@host:1", "listen": "4711"}, "listen"),
         ({"swarm": "run@host:1", "advertise": "203.0.113.1"}, "advertise"),
         ({"data": Share(0)}, "data"),
+        ({"swarm": "run@/ip4/203.0.113.1/tcp/31337"}, "swarm"),
+        ({"swarm": None}, "swarm"),
+        ({"fragment_s": 0.0}, "fragment_s"),
     ],
 )
 def test_what_cannot_be_is_refused_with_its_name(options: dict[str, object], key: str, tmp_path: pathlib.Path) -> None:

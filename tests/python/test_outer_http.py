@@ -96,6 +96,14 @@ def test_a_name_of_this_machine_is_served_at_all_of_its_addresses(
             assert fetch(second, "key", "first") == b"value"
 
 
+def test_no_name_service_is_asked_for_this_machine_s_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[str]()
+    monkeypatch.setattr(socket, "getfqdn", lambda name="": asked.append(name) or "name")
+    with peers("first", "second"):
+        Http("third", "run", "secret", []).close()
+    assert asked == []
+
+
 def test_threads_that_come_later_use_connections_of_those_before(
     monkeypatch: pytest.MonkeyPatch, noted: threading.Condition
 ) -> None:

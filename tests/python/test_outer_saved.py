@@ -110,10 +110,12 @@ def test_a_state_that_does_not_fit_is_refused_with_what_it_lacks(tmp_path: pathl
         ({"state": state, "optimizer": torch.optim.Adam}, "what the outer optimizer needs"),
     ]
     with accelmgr.Manager(model_of(0), Share(0), nprocs=1, batch_size_per_device=4) as manager:
+        before = [each.detach().clone() for each in manager.parameters()]
         for options, words in cases:
             with pytest.raises(ConfigError, match=re.escape(words)) as raised:
                 accelmgr.outer.DiLoCo(manager, f"second@{tmp_path}", 3, **options)
             assert raised.value.key == "state"
+        assert all(map(torch.equal, before, manager.parameters()))
 
 
 class Read(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):

@@ -215,7 +215,7 @@ class Courier:
             proposal,
             self._settings.peer,
             self._transport,
-            self._settings.kind,
+            self._settings.payload,
             self._state.count(proposal.blocks),
             self._settings.bound,
             holders=lambda: self._agreement.holders(proposal, self._hearing.alive()),
@@ -293,7 +293,7 @@ class Courier:
             )
             return dataclasses.asdict(self._agreement.record)
 
-        self._state.step(proposal.blocks, decoded(mean, proposal, count, self._settings.kind), record)
+        self._state.step(proposal.blocks, decoded(mean, proposal, count, self._settings.payload), record)
         self._dirty.update(dict.fromkeys(range(*proposal.blocks), proposal.weight_of(self._settings.peer) > 0))
         self._begin_round()
         try:

@@ -18,6 +18,7 @@ import ipaddress
 import json
 import random
 import socket
+import socketserver
 import threading
 import time
 import urllib.parse
@@ -52,7 +53,7 @@ class _Server(http.server.ThreadingHTTPServer):
     def server_bind(self) -> None:
         if self.address_family == socket.AF_INET6:
             self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        super().server_bind()
+        socketserver.TCPServer.server_bind(self)  # HTTPServer's may wait for a name service, and needs none.
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """The peer has gone; there is nobody to tell."""

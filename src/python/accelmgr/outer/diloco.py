@@ -25,11 +25,9 @@ from accelmgr._memory.memfd import make_memfd
 from accelmgr.errors import ConfigError, SessionError, UsageError
 from accelmgr.manager import Manager
 from accelmgr.outer._channel import Channel, Given, Numbers, Status
-from accelmgr.outer._payload import KINDS
 from accelmgr.outer._record import MOST_WEIGHT
 from accelmgr.outer._saved import begin_with, check, saved
-from accelmgr.outer._settings import Settings
-from accelmgr.outer._transport import is_host_and_port
+from accelmgr.outer._settings import Settings, require
 from accelmgr.outer.leased import Leased
 
 logger = logging.getLogger("accelmgr")
@@ -143,27 +141,12 @@ class DiLoCo:
         state: Mapping[str, Any] | None = None,
     ) -> None:
         named = manager.named_parameters()  # Raises UsageError before the start: then they have other memory.
-        run, _, place = swarm.partition("@")
-        is_address = "/" in place or place == "p2p" or all(map(is_host_and_port, place.split(",")))
-        if not run or not place or not is_address:
-            forms = "RUN@HOST:PORT, RUN@/FOLDER, RUN@p2p or RUN@MULTIADDR"
-            raise ConfigError(f"swarm is '{swarm}'; it must be {forms}", "swarm")
-        is_http = "/" not in place and place != "p2p"
-        for name, address in (("listen", listen), ("advertise", advertise)):
-            if is_http and address and not is_host_and_port(address):
-                raise ConfigError(f"{name} is '{address}'; it must be HOST:PORT", name)
-        if every < 1:
-            raise ConfigError(f"every is {every}; it must be at least 1", "every")
-        if not 0 < mix <= 1:
-            raise ConfigError(f"mix is {mix}; it must be more than 0 and at most 1", "mix")
-        if payload not in KINDS:
-            raise ConfigError(f"payload is '{payload}'; it must be one of {', '.join(KINDS)}", "payload")
-        if not isinstance(min_peers, int) or min_peers < 2:
-            raise ConfigError(f"min_peers is {min_peers}; it must be at least 2", "min_peers")
-        if bound is not None and not bound > 0:
-            raise ConfigError(f"bound is {bound}; it must be more than 0", "bound")
-        if not fragment_s > 0:
-            raise ConfigError(f"fragment_s is {fragment_s}; it must be more than 0", "fragment_s")
+        require("every", every, every >= 1, "at least 1")
+        require("mix", mix, 0 < mix <= 1, "more than 0 and at most 1")
+        leased = getattr(manager._dataset, "dataset", manager._dataset)  # Of a DataLoader, for instance.
+        is_right = isinstance(data, Leased) if data is not None else not isinstance(leased, Leased)
+        given = None if data is None else type(data).__name__
+        require("data", given, is_right, "the Leased that the manager reads")
         self._manager, self._every, self._mix = manager, every, mix
         self._weight = weight or (lambda result: result.samples)
         self._parameters = [each for each in manager.parameters() if each.requires_grad]
@@ -178,35 +161,12 @@ class DiLoCo:
         }
         if state is not None:
             check(state, self._shapes)
-        if data is not None and not isinstance(data, Leased):
-            raise ConfigError(f"data is a {type(data).__name__}; it must be the Leased that the manager reads", "data")
-        if data is None and isinstance(
-            getattr(manager._dataset, "dataset", manager._dataset), Leased
-        ):  # Of a DataLoader.
-            raise ConfigError("data is None; it must be the Leased that the manager reads", "data")
         if state is not None and data is not None and data.first != state["next_element"]:
             raise ConfigError(f"data begins at element {data.first}; make it with the same state", "data")
-        self._status = Status()
-        self._merged: list[Any] | None = None
-        self._offered: list[Any] | None = None
-        self._pending: dict[str, Any] | None = None
-        self._steps, self._sum = 0, 0.0
-        self._was_left_out = False  # Its changes come too late, until one is due before others offer theirs.
-        self._batch = self._since = self._used = 0  # Elements: of the last step; used before this change, and by now.
-        self._offered_counts: dict[str, float] = {}
-        self._due_steps = every  # For the blocks of the next round.
         self.peer = f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
-        manager.sync()
-        if state is not None:
-            with torch.no_grad(), manager.writing():
-                for name, parameter in zip(self._shapes, self._parameters, strict=True):
-                    parameter.copy_(state["parameters"][name])
-        self._base = [each.detach().to(torch.float32, copy=True) for each in self._parameters]
-        sizes = [each.numel() for each in self._parameters]
         settings = Settings(
             self.peer,
-            run,
-            place,
+            swarm,
             secret,
             listen,
             advertise,
@@ -219,6 +179,16 @@ class DiLoCo:
             list(self._shapes.values()),
             cloudpickle.dumps(optimizer or nesterov),
         )
+        self._status = Status()
+        self._merged: list[Any] | None = None
+        self._offered: list[Any] | None = None
+        self._pending: dict[str, Any] | None = None
+        self._steps, self._sum = 0, 0.0
+        self._was_left_out = False  # Its changes come too late, until one is due before others offer theirs.
+        self._batch = self._since = self._used = 0  # Elements: of the last step; used before this change, and by now.
+        self._offered_counts: dict[str, float] = {}
+        self._due_steps = every  # For the blocks of the next round.
+        sizes = [each.numel() for each in self._parameters]
         self._fds = (
             make_memfd("accelmgr-outer-settings", 0),
             make_memfd("accelmgr-outer-numbers", 8 * sum(sizes)),
@@ -230,12 +200,18 @@ class DiLoCo:
         self._closing = weakref.finalize(self, _close, self._host, self._holder, self._fds)
         with open(f"/proc/self/fd/{self._fds[0]}", "wb") as file:
             file.write(cloudpickle.dumps(settings))
+        if state is not None:  # It may be refused: the model changes after it.
+            begin_with(state, self._fds[3], self._shapes, optimizer or nesterov, self.peer, settings.wanted)
+        manager.sync()
+        if state is not None:
+            with torch.no_grad(), manager.writing():
+                for name, parameter in zip(self._shapes, self._parameters, strict=True):
+                    parameter.copy_(state["parameters"][name])
+        self._base = [each.detach().to(torch.float32, copy=True) for each in self._parameters]
         self._numbers = Numbers(self._fds[1], sizes)
         for index, value in enumerate(self._base):
             self._numbers.outer(index).copy_(value.flatten())
         self._started_at = self._heard_at = 0.0
-        if state is not None:
-            begin_with(state, self._fds[3], self._shapes, optimizer or nesterov, self.peer, settings.wanted)
         self._start()
 
     # The courier
