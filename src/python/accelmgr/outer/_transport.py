@@ -85,9 +85,10 @@ class Sealed:
         """Raises Absent also for a value that the seal does not fit: such a peer has not published it."""
         sealed = None if known is None else self._seal(peer, key, known) + known
         value = self._transport.fetch(key, peer, deadline, sealed)
-        if not hmac.compare_digest(value[:32], self._seal(peer, key, value[32:])):
+        seal, body = value[:32], value[32:]  # The one copy of what may be large.
+        if not hmac.compare_digest(seal, self._seal(peer, key, body)):
             raise Refused(f"{key} of {peer} does not have the seal of this run: is its `secret` another?")
-        return value[32:]
+        return body
 
     def address(self) -> str:
         return self._transport.address()
