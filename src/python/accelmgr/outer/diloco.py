@@ -105,8 +105,9 @@ class DiLoCo:
     state: what state_dict() of any peer of a swarm that has ended has returned: outer parameters, the outer optimizer's
         state, `round` and `total_weight` go on there, and the model's parameters become the outer ones. Who has none,
         or an older one, takes the state of those that have the newest.
-    listen, advertise: HOST:PORT to serve at, and that others reach this peer at, where that differs (NAT); with
-        hivemind's network multiaddrs without the name of the peer (`/ip4/0.0.0.0/tcp/31337`).
+    listen, advertise: HOST:PORT to serve at (for a name of this machine at all of its addresses), and that others reach
+        this peer at, where that differs (NAT); with hivemind's network multiaddrs without the name of the peer
+        (`/ip4/0.0.0.0/tcp/31337`).
 
     A round counts once or not at all: members, weights and mean are agreed on by a majority of the peers that answered
     in the round before it, and each commits it in one piece. A peer that dies, hangs or is late is left out, and takes

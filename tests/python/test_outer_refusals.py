@@ -1,0 +1,105 @@
+"""What DiLoCo and its courier refuse, and how they say it."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from outer_peers import Peer, Share, flat, model_of, swarm_of, wait_until
+
+import accelmgr
+import accelmgr.outer
+
+
+class FourTensors(torch.optim.SGD):
+    def step(self, closure: Any = None) -> None:
+        for value in self.param_groups[0]["params"]:
+            self.state[value] = {name: torch.zeros(4096) for name in "abcd"}
+
+
+def test_a_weight_that_is_none_is_refused(tmp_path: pathlib.Path) -> None:
+    with swarm_of(lambda: Peer(0, f"run@{tmp_path}", weight=lambda _: float("nan"))) as peers:
+        with pytest.raises(accelmgr.UsageError, match="the weight of a step is nan; it must be from 0 to 1e"):
+            peers[0].step()
+
+
+def test_an_address_that_cannot_be_served_at_is_an_error_that_names_it(tmp_path: pathlib.Path) -> None:
+    with swarm_of(lambda: Peer(0, "run@127.0.0.1:1", listen="192.0.2.1:4711")) as peers:
+        with pytest.raises(accelmgr.SessionError, match=r"cannot start: OSError: .*address"):
+            wait_until(peers, lambda: False)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "why"),
+    [
+        (torch.optim.LBFGS, "cannot be used: TypeError.*closure"),
+        (
+            lambda parameters: torch.optim.SGD(parameters[:2]),
+            "has 2 of the 4 parameters that it is given, and 0 others",
+        ),
+        (lambda _: torch.optim.SGD([torch.zeros(3)]), "has 0 of the 4 parameters that it is given, and 1 others"),
+        (FourTensors, "cannot be used: ValueError.*three tensors"),
+    ],
+    ids=["needs_more", "leaves_some_out", "has_others", "keeps_too_much"],
+)
+def test_an_outer_optimizer_that_cannot_make_rounds_is_refused_at_once(
+    optimizer: Callable[[list[torch.Tensor]], torch.optim.Optimizer], why: str, tmp_path: pathlib.Path
+) -> None:
+    with swarm_of(lambda: Peer(0, f"run@{tmp_path}", optimizer=optimizer)) as peers:
+        with pytest.raises(accelmgr.SessionError, match=f"cannot start: ConfigError: the outer optimizer {why}"):
+            wait_until(peers, lambda: False)
+
+
+def test_what_the_trial_of_an_outer_optimizer_changes_is_not_kept(tmp_path: pathlib.Path) -> None:
+    def optimizer(parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(parameters, lr=0.1, weight_decay=0.5)
+
+    with swarm_of(lambda: Peer(0, f"run@{tmp_path}", optimizer=optimizer)) as peers:
+        wait_until(peers, lambda: peers[0].outer.digest != "")
+        state = peers[0].outer.state_dict()
+        assert flat(list(state["parameters"].values())).equal(flat(peers[0].values()))
+        assert not any(state["optimizer"].values())
+
+
+def test_leased_elements_without_a_swarm_that_leases_them_are_refused(tmp_path: pathlib.Path) -> None:
+    leased = accelmgr.outer.Leased(Share(0), 100)
+    with accelmgr.Manager(model_of(0), leased, nprocs=1, batch_size_per_device=4) as manager:
+        with pytest.raises(accelmgr.ConfigError, match="data is None; it must be the Leased that the manager reads"):
+            accelmgr.outer.DiLoCo(manager, f"run@{tmp_path}", 1)
+
+
+def test_before_the_start_it_is_refused(tmp_path: pathlib.Path) -> None:
+    manager = accelmgr.Manager(model_of(0), Share(0), nprocs=1, batch_size_per_device=4, start=False)
+    with pytest.raises(accelmgr.UsageError, match="start"):
+        accelmgr.outer.DiLoCo(manager, f"run@{tmp_path}", 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [
+        ({"swarm": "run"}, "swarm"),
+        ({"swarm": "run@host"}, "swarm"),
+        ({"every": 0}, "every"),
+        ({"mix": 0.0}, "mix"),
+        ({"payload": "int3"}, "payload"),
+        ({"min_peers": 1}, "min_peers"),
+        ({"min_peers": None}, "min_peers"),
+        ({"bound": -1.0}, "bound"),
+        ({"swarm": "run@host:port"}, "swarm"),
+        ({"swarm": "run@2001:db8::1:29500"}, "swarm"),
+        ({"swarm": "run@host:1", "listen": "4711"}, "listen"),
+        ({"swarm": "run@host:1", "advertise": "203.0.113.1"}, "advertise"),
+        ({"data": Share(0)}, "data"),
+        ({"swarm": "run@/ip4/203.0.113.1/tcp/31337"}, "swarm"),
+        ({"swarm": None}, "swarm"),
+        ({"fragment_s": 0.0}, "fragment_s"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_its_name(options: dict[str, object], key: str, tmp_path: pathlib.Path) -> None:
+    with accelmgr.Manager(model_of(0), Share(0), nprocs=1, batch_size_per_device=4) as manager:
+        with pytest.raises(accelmgr.ConfigError) as caught:
+            accelmgr.outer.DiLoCo(manager, **{"swarm": f"run@{tmp_path}", "every": 1, **options})  # type: ignore[arg-type]
+        assert caught.value.key == key
