@@ -83,6 +83,8 @@ class Life:
         self._transport, self._fault = transport, fault
         self.is_dead = False
         self.is_silent = self.hears_no_mean = self.lists_nobody = False
+        self.hears_records = threading.Event()
+        self.hears_records.set()
 
     def meet(self, call: str, halfway: Callable[[], object] = lambda: None) -> None:
         if self.is_dead:
@@ -118,6 +120,9 @@ class Life:
         if self.hears_no_mean and "/mean" in key and peer != "p2":
             raise Absent("the mean was lost with a courier")
         value = self._transport.fetch(key, peer, deadline, known)
+        if key == "record" and not self.hears_records.is_set():
+            self.hears_records.wait(BOUND_S)
+            raise Absent("it was lost")
         if self.is_dead:
             raise Killed
         return value

@@ -347,6 +347,36 @@ def test_who_joins_hears_all_before_it_follows_one(tmp_path: pathlib.Path) -> No
 
 
 @pytest.mark.usefixtures("quick")
+def test_who_leaves_after_a_round_of_two_tells_the_other_one_of_it(tmp_path: pathlib.Path) -> None:
+    """Both had accepted it, one had heard that of the other, and ended: the other one was left without this round."""
+    with three_peers(tmp_path) as swarm:
+        first, second, third = swarm.hosts
+        third.channel.close()
+        third.is_gone = True
+        assert first.courier is not None and second.courier is not None
+        swarm.until(lambda: len(first.courier._agreement.record.voters) == 2)
+        last = first.courier._agreement.record.round
+        publish = second.courier._transport.publish
+
+        def publish_and_hear_nothing(key: str, value: bytes | None) -> None:
+            publish(key, value)
+            if key == "record" and value is not None and Record.of_bytes(value).accepted is not None:
+                second.life.hears_records.clear()
+                first.life.hears_no_mean = False
+
+        first.life.hears_no_mean = True  # It has the mean later than the second one, which does not hear of that.
+        second.courier._transport.publish = publish_and_hear_nothing
+        swarm.until(lambda: first.status.round > last)
+        before = second.courier._agreement.record.round
+        first.channel.close()
+        first.is_gone = True
+        first.thread.join(0.2)
+        second.life.hears_records.set()
+        swarm.until(lambda: second.status.round == first.status.round)
+        assert before < second.status.round
+
+
+@pytest.mark.usefixtures("quick")
 def test_of_a_peer_that_has_left_nothing_stays(tmp_path: pathlib.Path) -> None:
     with three_peers(tmp_path) as swarm:
         swarm.hosts[0].channel.close()

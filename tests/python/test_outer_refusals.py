@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from outer_peers import Peer, Share, flat, model_of, swarm_of, wait_until
+from outer_peers import Peer, Share, flat, make_round, meet, model_of, swarm_of, wait_until
 
 import accelmgr
 import accelmgr.outer
@@ -18,6 +18,13 @@ class FourTensors(torch.optim.SGD):
     def step(self, closure: Any = None) -> None:
         for value in self.param_groups[0]["params"]:
             self.state[value] = {name: torch.zeros(4096) for name in "abcd"}
+
+
+class OneStep(torch.optim.Adam):
+    def step(self, closure: Any = None) -> None:
+        if any(state["step"] > 0 for state in self.state.values()):
+            raise ValueError("there is no second step")
+        super().step()
 
 
 def test_a_weight_that_is_none_is_refused(tmp_path: pathlib.Path) -> None:
@@ -51,6 +58,15 @@ def test_an_outer_optimizer_that_cannot_make_rounds_is_refused_at_once(
     with swarm_of(lambda: Peer(0, f"run@{tmp_path}", optimizer=optimizer)) as peers:
         with pytest.raises(accelmgr.SessionError, match=f"cannot start: ConfigError: the outer optimizer {why}"):
             wait_until(peers, lambda: False)
+
+
+def test_an_outer_optimizer_that_fails_in_a_later_round_is_an_error_that_says_why(tmp_path: pathlib.Path) -> None:
+    """Each courier ended there, and the next one began, without an end."""
+    with swarm_of(*(lambda peer=peer: Peer(peer, f"run@{tmp_path}", optimizer=OneStep) for peer in range(2))) as peers:  # type: ignore[misc]
+        meet(peers)
+        make_round(peers)
+        with pytest.raises(accelmgr.SessionError, match="round 2 cannot be made: the outer optimizer.*no second step"):
+            make_round(peers)
 
 
 def test_what_the_trial_of_an_outer_optimizer_changes_is_not_kept(tmp_path: pathlib.Path) -> None:

@@ -146,6 +146,10 @@ class Agreement:
     def _is_one_behind(self, other: Record) -> bool:
         return (other.lineage, other.round + 1) == (self.record.lineage, self.record.round)
 
+    def is_one_ahead(self, alive: set[str]) -> bool:
+        """Whether a living peer has not committed yet what this one has committed last."""
+        return any(self._is_one_behind(self.heard[peer]) for peer in alive if peer in self.heard)
+
     def ahead(self, alive: set[str]) -> Record | None:
         """A living peer that this one must follow: with more work, a lineage to join, or the digest of most."""
         others = [self.heard[peer] for peer in alive if peer in self.heard]

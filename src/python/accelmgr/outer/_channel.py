@@ -11,7 +11,8 @@ The memfd has all parameters twice: the change that the host offers, and the out
                        merge [[BLOCK, TOOK PART], ...], stands [LINEAGE, ROUND], replaces: outer parameters are in the
                        memfd. Where the host stands once it has merged them; if more blocks follow, where it stood
                        before. replaces: it takes them as they are, because it is new in the swarm
-                       beat: it lives; failed TEXT: it cannot start
+                       beat: it lives; failed TEXT: it cannot start; broke [ROUND, TEXT]: the outer optimizer cannot
+                       make this round's step, and the courier ends
                        warning TEXT: for the log
 """
 

@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 
+from accelmgr.errors import ConfigError
 from accelmgr.outer._agreement import Agreement, precedence
 from accelmgr.outer._catching_up import CARRY_S, CatchingUp
 from accelmgr.outer._channel import Channel, Given, Numbers, Status
@@ -40,6 +41,8 @@ PR_SET_PDEATHSIG = 1
 TICK_S = 0.1
 GO_ON_S = 30.0
 """After so long without a majority those that are there go on by themselves."""
+LEAVE_S = 1.0
+"""For so long a peer that leaves waits for those that are about to commit the round that it has just committed."""
 MOST_TEXT = 500
 MOST_WARNINGS = 1000
 """So many texts are remembered, each of which is not said again."""
@@ -74,7 +77,7 @@ class Courier:
         )
         self._agreement = Agreement(record, settings.min_peers)
         self._events: queue.Queue[Callable[[], object]] = queue.Queue()
-        self._has_ended = False
+        self._has_ended = self._has_left = False
         self._said: Record | None = None
         self._complained: set[str] = set()
         self._exchange: Exchange | None = None
@@ -86,7 +89,7 @@ class Courier:
             self._transport,
             later=self._events.put,
             says=self._warn,
-            has_ended=lambda: self._has_ended,
+            has_left=lambda: self._has_left,
         )
         self._catching_up = CatchingUp(
             self._agreement,
@@ -116,10 +119,7 @@ class Courier:
         self._have_accepted()
         beaten = time.monotonic()
         while not self._has_ended:
-            with contextlib.suppress(queue.Empty):
-                self._events.get(timeout=TICK_S)()
-                while True:
-                    self._events.get_nowait()()
+            self._make_calls()
             if time.monotonic() - beaten > BEAT_S:
                 self._agreement.beat()
                 self._tell(beat=True)
@@ -131,7 +131,18 @@ class Courier:
                 self._say()
             except OSError as error:  # A full disk: what is missing is published once there is room.
                 self._warn(f"nothing can be published or heard: {error}")
+        until = time.monotonic() + LEAVE_S
+        while self._agreement.is_one_ahead(self._hearing.alive()) and time.monotonic() < until:
+            self._make_calls()  # If this peer's word was the one that decided the round, nobody else can tell them.
+        self._has_left = True
         self._transport.close()
+
+    def _make_calls(self) -> None:
+        """Those that are waiting, and those of the next TICK_S if there are none."""
+        with contextlib.suppress(queue.Empty):
+            self._events.get(timeout=TICK_S)()
+            while True:
+                self._events.get_nowait()()
 
     @staticmethod
     def _thread(target: Callable[..., None], *arguments: Any) -> None:
@@ -293,7 +304,11 @@ class Courier:
             )
             return dataclasses.asdict(self._agreement.record)
 
-        self._state.step(proposal.blocks, decoded(mean, proposal, count, self._settings.payload), record)
+        try:
+            self._state.step(proposal.blocks, decoded(mean, proposal, count, self._settings.payload), record)
+        except ConfigError as error:
+            self._tell(broke=[proposal.number, str(error)[:MOST_TEXT]])
+            raise
         self._dirty.update(dict.fromkeys(range(*proposal.blocks), proposal.weight_of(self._settings.peer) > 0))
         self._begin_round()
         try:

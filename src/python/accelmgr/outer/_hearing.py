@@ -33,11 +33,11 @@ class Hearing:
         *,
         later: Callable[[Callable[[], object]], None],
         says: Callable[[str], None],
-        has_ended: Callable[[], bool],
+        has_left: Callable[[], bool],
     ) -> None:
-        """later: makes a call in the main thread. has_ended: whether the threads are to end."""
+        """later: makes a call in the main thread. has_left: whether the threads are to end."""
         self._settings, self._agreement, self._transport = settings, agreement, transport
-        self._later, self._says, self._has_ended = later, says, has_ended
+        self._later, self._says, self._has_left = later, says, has_left
         self._followed: dict[str, float] = {}  # Since when.
         self._heard_at: dict[str, float] = {}
         self._gone: set[str] = set()
@@ -52,7 +52,7 @@ class Hearing:
         known: bytes | None = None
         heard_at = time.monotonic()
         try:
-            while not self._has_ended() and peer in self._transport.peers():
+            while not self._has_left() and peer in self._transport.peers():
                 try:
                     known = self._transport.fetch("record", peer, time.monotonic() + 2 * BEAT_S, known)
                     record, heard_at = Record.of_bytes(known), time.monotonic()

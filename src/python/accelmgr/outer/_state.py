@@ -171,23 +171,32 @@ class State:
     def step(self, blocks: tuple[int, int], mean: torch.Tensor, record: Callable[[str], dict[str, Any]]) -> None:
         """Makes the outer step of these blocks with the mean change as gradient.
 
-        record: called with the digest after it; what it returns is committed with the step.
+        record: called with the digest after it; what it returns is committed with the step. Raises ConfigError: the
+        optimizer cannot make it, and this object is of no more use.
         """
         begin = 0
         for parameter in self.parameters[slice(*blocks)]:
             parameter.grad = mean[begin : begin + parameter.numel()].view_as(parameter)
             begin += parameter.numel()
-        self._optimizer.step()
-        self._optimizer.zero_grad()
-        datas = [self._encoded(index) for index in range(*blocks)]
-        self._commit(range(*blocks), datas, record)
+        self._commit(range(*blocks), self._stepped(range(*blocks)), record)
 
     def try_step(self) -> None:
-        """Makes a step in this process alone, which is not kept. Raises what the optimizer raises."""
+        """Makes a step in this process alone, which is not kept. Raises ConfigError: the optimizer cannot make it."""
         for parameter in self.parameters:
             parameter.grad = torch.zeros_like(parameter)
-        self._optimizer.step()
-        self._optimizer.zero_grad()
+        self._stepped(range(len(self.parameters)))
+
+    def _stepped(self, blocks: Iterable[int]) -> list[bytes]:
+        """These blocks after a step of the optimizer."""
+        try:
+            self._optimizer.step()
+            self._optimizer.zero_grad()
+            datas = [self._encoded(index) for index in blocks]
+            for index, data in zip(blocks, datas, strict=True):
+                self._check_size(index, data)
+            return datas
+        except Exception as error:
+            raise ConfigError(f"the outer optimizer cannot be used: {error!r}", "optimizer") from error
 
     def _try_optimizer(self) -> None:
         """A round would find out too late what it cannot do. It is to be made anew after this, like the parameters."""
@@ -199,12 +208,7 @@ class State:
                 f"{len(has - own)} others; it must have all of them, and no other",
                 "optimizer",
             )
-        try:
-            self.try_step()
-            for index in range(len(self.parameters)):
-                self._check_size(index, self._encoded(index))
-        except Exception as error:
-            raise ConfigError(f"the outer optimizer cannot be used: {error!r}", "optimizer") from error
+        self.try_step()
 
     def take(self, blocks: dict[int, bytes], record: Callable[[str], dict[str, Any]]) -> None:
         """Replaces blocks by those of another peer. Raises ValueError: the blocks have other shapes."""

@@ -213,6 +213,7 @@ class DiLoCo:
         for index, value in enumerate(self._base):
             self._numbers.outer(index).copy_(value.flatten())
         self._started_at = self._heard_at = 0.0
+        self._broke_in = 0  # The round in which the outer optimizer has failed last.
         self._start()
 
     # The courier
@@ -267,6 +268,12 @@ class DiLoCo:
             raise SessionError(f"DiLoCo: the courier cannot start: {message['failed']}")
         if "failed" in message:  # Another one could: it is tried again.
             logger.warning("outer: another courier cannot start: %s", message["failed"])
+        if "broke" in message:  # Once may be for want of memory: another courier tries it.
+            number, text = message["broke"]
+            if number == self._broke_in:
+                self.close()
+                raise SessionError(f"DiLoCo: round {number} cannot be made: {text}")
+            self._broke_in = number
         if "status" in message:
             fields = message["status"]
             self._status = Status(**{**fields, "blocks": tuple(fields["blocks"])})
@@ -286,8 +293,9 @@ class DiLoCo:
         A peer that a round has left out, for instance because its steps take longer, offers what it has when others do.
 
         It never waits for another peer. Raises UsageError: `weight` has returned no weight. Raises SessionError: the
-        courier cannot start, for instance because `listen` is no address of this machine. With inner steps it calls
-        manager.sync() when there is something to merge or to offer.
+        courier cannot start, for instance because `listen` is no address of this machine, or the outer optimizer has
+        failed twice in the same round. With inner steps it calls manager.sync() when there is something to merge or to
+        offer.
         """
         for result in results:
             if result.counted:
@@ -429,7 +437,10 @@ class DiLoCo:
         return state
 
     def close(self) -> None:
-        """Leaves the swarm. Idempotent; does nothing in a forked child."""
+        """Leaves the swarm, when peers that are about to have the last round have it, or after a second.
+
+        Idempotent; does nothing in a forked child.
+        """
         self._closing()
 
     def __enter__(self) -> DiLoCo:
