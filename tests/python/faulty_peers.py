@@ -135,6 +135,9 @@ class Life:
     def places(self) -> dict[str, str]:
         return {}
 
+    def trouble(self) -> str:
+        return ""
+
     def address(self) -> str:
         return self._transport.address()
 

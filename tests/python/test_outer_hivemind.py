@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import pathlib
+import re
 import select
 import signal
 import socket
@@ -13,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -24,6 +25,7 @@ import accelmgr
 from accelmgr.outer._transport import FORGET_S, Absent, Refused
 
 pytest.importorskip("hivemind", reason="the optional extra accelmgr[hivemind] is not installed")
+from accelmgr.outer import _hivemind
 from accelmgr.outer._hivemind import ANSWER_S, Hivemind
 
 HERE = "/ip4/127.0.0.1/tcp/0"
@@ -127,8 +129,12 @@ def in_time() -> float:
 
 
 def knows(transport: Hivemind, peer: str) -> None:
+    wait_for(transport, lambda: peer in transport.places())
+
+
+def wait_for(transport: Hivemind, holds: Callable[[], bool]) -> None:
     deadline = in_time()
-    while peer not in transport.places():
+    while not holds():
         assert time.monotonic() < deadline
         with contextlib.suppress(Absent):  # It has no such value, and says so after this time.
             transport.fetch("none", transport._peer, time.monotonic() + 0.1)
@@ -188,14 +194,16 @@ def test_peers_that_cannot_connect_ask_by_way_of_one_that_both_reach(one: Hivemi
         assert absent.value.is_gone
 
 
-def test_who_has_another_secret_reads_nothing_and_is_not_listed(one: Hivemind) -> None:
+def test_who_has_another_secret_reads_nothing_and_is_not_listed(one: Hivemind, monkeypatch: pytest.MonkeyPatch) -> None:
     one.publish("key", b"value")
+    monkeypatch.setattr(_hivemind, "LOOK_S", 0.1)
 
     def listed() -> set[str]:
         found = asyncio.run_coroutine_threadsafe(one._node.get(one._table_key, latest=True), one._loop).result()
         return set(found.value)
 
     with transport_of("two", one, "another") as two:
+        wait_for(two, lambda: "another secret" in two.trouble())
         two._places["one"] = one.address()
         with pytest.raises(Refused, match="secret"):
             two.fetch("key", "one", in_time())
@@ -205,6 +213,15 @@ def test_who_has_another_secret_reads_nothing_and_is_not_listed(one: Hivemind) -
             store = two._node.store(two._table_key, place, time.time() + 2 * FORGET_S, subkey=name)
             asyncio.run_coroutine_threadsafe(store, two._loop).result()
         assert listed() == {"one"}
+
+
+def test_an_address_at_which_nobody_answers_is_named(one: Hivemind) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        place = re.sub("/tcp/[0-9]+/", f"/tcp/{closed.getsockname()[1]}/", one.address())
+        with contextlib.closing(Hivemind("two", "run", "secret", [place], HERE, "", {})) as two:
+            knows(two, "two")
+            wait_for(two, lambda: two.trouble().startswith(f"{place} does not answer: "))
 
 
 def test_a_peer_that_stops_or_dies_is_gone_in_time_and_leaves_no_process(one: Hivemind) -> None:

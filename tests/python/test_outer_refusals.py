@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
+import socket
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from outer_peers import Peer, Share, flat, make_round, meet, model_of, swarm_of, wait_until
+from outer_peers import BOUND_S, Peer, Share, flat, make_round, meet, model_of, swarm_of, wait_until
 
 import accelmgr
 import accelmgr.outer
@@ -37,6 +39,15 @@ def test_an_address_that_cannot_be_served_at_is_an_error_that_names_it(tmp_path:
     with swarm_of(lambda: Peer(0, "run@127.0.0.1:1", listen="192.0.2.1:4711")) as peers:
         with pytest.raises(accelmgr.SessionError, match=r"cannot start: OSError: .*address"):
             wait_until(peers, lambda: False)
+
+
+def test_a_peer_that_is_alone_says_who_does_not_answer(caplog: pytest.LogCaptureFixture) -> None:
+    with socket.socket() as closed, contextlib.ExitStack() as stack:
+        closed.bind(("127.0.0.1", 0))  # Nobody listens there.
+        place = f"127.0.0.1:{closed.getsockname()[1]}"
+        peers = stack.enter_context(swarm_of(lambda: Peer(0, f"run@{place}", listen="127.0.0.1:0")))
+        trouble = f"{place} does not answer: [Errno 111] Connection refused"
+        wait_until(peers, lambda: trouble in peers[0].outer.waiting_for and trouble in caplog.text)
 
 
 @pytest.mark.parametrize(
@@ -87,6 +98,17 @@ def test_leased_elements_without_a_swarm_that_leases_them_are_refused(tmp_path: 
             accelmgr.outer.DiLoCo(manager, f"run@{tmp_path}", 1)
 
 
+def test_a_parameter_that_was_frozen_is_not_left_out_silently(tmp_path: pathlib.Path) -> None:
+    model = model_of(0)
+    model.first.requires_grad_(False)
+    with accelmgr.Manager(model, Share(0), nprocs=1, batch_size_per_device=4) as manager:
+        with accelmgr.outer.DiLoCo(manager, f"run@{tmp_path}", 1) as outer:
+            assert outer.wait(BOUND_S)
+            model.first.requires_grad_(True)
+            with pytest.raises(accelmgr.UsageError, match="'first.weight' is trained now"):
+                outer.step(manager.step())
+
+
 def test_before_the_start_it_is_refused(tmp_path: pathlib.Path) -> None:
     manager = accelmgr.Manager(model_of(0), Share(0), nprocs=1, batch_size_per_device=4, start=False)
     with pytest.raises(accelmgr.UsageError, match="start"):
@@ -105,6 +127,15 @@ def test_before_the_start_it_is_refused(tmp_path: pathlib.Path) -> None:
         ({"min_peers": None}, "min_peers"),
         ({"bound": -1.0}, "bound"),
         ({"swarm": "run@host:port"}, "swarm"),
+        ({"swarm": "run@host:0"}, "swarm"),
+        ({"swarm": "run@http://host:29500"}, "swarm"),
+        ({"swarm": "run@host:29500/"}, "swarm"),
+        ({"swarm": "run@host:1, other:1"}, "swarm"),
+        ({"swarm": "user@run@host:1"}, "swarm"),
+        ({"swarm": "run@~/shared"}, "swarm"),
+        ({"swarm": "../run@/tmp"}, "swarm"),
+        ({"swarm": "..@/tmp"}, "swarm"),
+        ({"swarm": "@/tmp"}, "swarm"),
         ({"swarm": "run@2001:db8::1:29500"}, "swarm"),
         ({"swarm": "run@host:1", "listen": "4711"}, "listen"),
         ({"swarm": "run@host:1", "advertise": "203.0.113.1"}, "advertise"),

@@ -46,7 +46,7 @@ def main() -> None:
     hold = 3 * arguments.every * arguments.runners * arguments.batch_size
     state = torch.load(arguments.state) if arguments.state and arguments.state.exists() else None
     leased = accelmgr.outer.Leased(data, hold, state)
-    secret = arguments.secret_file.read_text() if arguments.secret_file else ""
+    secret = arguments.secret_file.read_text().strip() if arguments.secret_file else ""
     with accelmgr.Manager(
         model, leased, nprocs=arguments.runners, batch_size_per_device=arguments.batch_size
     ) as manager:

@@ -457,13 +457,17 @@ class Courier:
                 self._dirty = dict(sorted(self._dirty.items())[MOST_BLOCKS:])
                 self._replaces = self._replaces and not is_all
         alive = self._hearing.alive()
+        waiting_for = self._agreement.waiting_for
+        if waiting_for and not alive and (trouble := self._transport.trouble()):
+            waiting_for += f"; {trouble}"
+            self._warn(f"no other peer is heard: {trouble}")
         status = Status(
             record.lineage,
             record.round,
             sum(weight > 0 for weight in record.committed[1].weights),
             record.committed[1].total,
             record.digest,
-            self._agreement.waiting_for[:MOST_TEXT],
+            waiting_for[:MOST_TEXT],
             record.blocks,
             not self._catching_up.is_under_way and self._agreement.ahead(alive) is None,
             self._agreement.is_awaited(alive),

@@ -64,5 +64,8 @@ class Folder:
     def places(self) -> dict[str, str]:
         return {}
 
+    def trouble(self) -> str:
+        return ""
+
     def close(self) -> None:
         shutil.rmtree(self._root / self._peer, ignore_errors=True)

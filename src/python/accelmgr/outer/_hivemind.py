@@ -99,6 +99,7 @@ class Hivemind:
         self._peer, self._table_key, self._places = peer, f"{HANDLER} {run}", dict(places)
         self._met = dict.fromkeys(places, time.monotonic())  # When the table last had a peer.
         self._connected = dict[str, PeerID]()  # At the last look.
+        self._troubles, self._looks_alone = dict[str, str](), 0
         self._first = {*seeds, *(each for place in places.values() for each in place.split(","))}
         self._secret = hashlib.sha256(f"reader\n{run}\n{secret}".encode()).digest()
         self._values: dict[str, tuple[bytes, bytes]] = {}  # With their SHA-256.
@@ -228,6 +229,7 @@ class Hivemind:
                 connected = {each.peer_id for each in await self._p2p.list_peers()}
                 others = {name: _id_of(self._places[name]) for name in self.peers()}
                 self._connected = {name: each for name, each in others.items() if each in connected}
+                self._looks_alone = 0 if others or not connected else self._looks_alone + 1
                 met = {self._p2p.peer_id, *connected.intersection(self._node.protocol.routing_table.peer_id_to_uid)}
                 self._dials = {address: task for address, task in self._dials.items() if not task.done()}
                 for address in addresses - self._dials.keys():
@@ -246,11 +248,15 @@ class Hivemind:
             del self._places[gone], self._met[gone]
 
     async def _dial(self, address: str) -> None:
-        with contextlib.suppress(P2PDaemonError, OSError, ValueError):
+        try:
             # hivemind writes the name of a relay in a way that p2pd cannot read; p2pd finds it out by itself.
             direct = [] if "/p2p-circuit" in address else [Multiaddr(address.rpartition("/p2p/")[0])]
             await self._p2p._client.connect(_id_of(address), direct)
             await self._node.protocol.call_ping(_id_of(address))  # The table is now of both.
+            self._troubles.pop(address, None)
+        except (P2PDaemonError, OSError, ValueError) as error:
+            if address in self._first:
+                self._troubles[address] = f"{address} does not answer: {error}"
 
     def address(self) -> str:
         return self._places.get(self._peer, "")
@@ -260,6 +266,11 @@ class Hivemind:
 
     def places(self) -> dict[str, str]:
         return dict(self._places)
+
+    def trouble(self) -> str:
+        if self._looks_alone > 3:  # The table is found out within some.
+            return "those that are connected have another run or another secret"
+        return "; ".join(dict(self._troubles).values())
 
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._looking.cancel)

@@ -145,6 +145,7 @@ class Http:
         self._met: dict[str, float] = {}  # When a peer was last heard, or when another one first named it.
         self._heard: set[str] = set()  # By this peer itself.
         self._former: deque[str] = deque(maxlen=100)  # Addresses of peers that are forgotten: they may come back.
+        self._troubles: dict[str, str] = {}  # Of each seed.
         self._idle: dict[str, list[http.client.HTTPConnection]] = {}
         for name, place in places.items():
             self._note(name, place)
@@ -295,12 +296,18 @@ class Http:
                 addresses = {*self._seeds, *(self._addresses[each] for each in asked)}
                 addresses |= set(random.sample(self._former, min(1, len(self._former))))
             for address in addresses:
-                with contextlib.suppress(OSError, ValueError, http.client.HTTPException):
+                trouble = "has another run or another secret, or is no peer"
+                try:
                     status, body = self._ask(address, "peers", time.monotonic(), {}, MOST_RECORD)
                     if status == 200 and hmac.compare_digest(body[:32], hmac.digest(self._key, body[32:], "sha256")):
+                        trouble = ""
                         for name, place in json.loads(body[32:]).items():
                             host = address.rpartition(":")[0]
                             self._note(str(name), f"{host}{place}" if str(place).startswith(":") else str(place))
+                except (OSError, ValueError, http.client.HTTPException) as error:
+                    trouble = f"does not answer: {error}"
+                if address in self._seeds:
+                    self._troubles[address] = trouble
             self._closing.wait(LOOK_S if self._addresses else 0.5)
 
     def address(self) -> str:
@@ -316,6 +323,9 @@ class Http:
         host, port = self._server.server_address[:2]
         with self._changed:
             return {self._peer: _joined(str(host), port), **self._addresses}
+
+    def trouble(self) -> str:
+        return "; ".join(f"{address} {why}" for address, why in dict(self._troubles).items() if why)
 
     def close(self) -> None:
         self._closing.set()

@@ -15,6 +15,7 @@ from accelmgr.outer._http import Http
 from accelmgr.outer._payload import KINDS
 from accelmgr.outer._transport import Sealed, Transport, is_host_and_port
 
+FORMS = "RUN@HOST:PORT, RUN@/FOLDER, RUN@p2p or RUN@MULTIADDR/p2p/PEER"
 MULTIADDR = re.compile("/(ip4|ip6|dns[a-z0-9]*|p2p)/")
 
 
@@ -22,6 +23,11 @@ def require(name: str, value: object, is_right: bool, right: str) -> None:
     """Raises ConfigError."""
     if not is_right:
         raise ConfigError(f"{name} is {value!r}; it must be {right}", name)
+
+
+def is_name(run: str) -> bool:
+    """Of a folder, too."""
+    return run.strip(".") != "" and "/" not in run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,8 +55,8 @@ class Settings:
     """A pickled function from outer parameters to their optimizer."""
 
     def __post_init__(self) -> None:
-        is_swarm = isinstance(self.swarm, str) and self.run != "" and (self.is_p2p or self.is_folder or self.is_http)
-        require("swarm", self.swarm, is_swarm, "RUN@HOST:PORT, RUN@/FOLDER, RUN@p2p or RUN@MULTIADDR/p2p/PEER")
+        is_swarm = isinstance(self.swarm, str) and is_name(self.run) and (self.is_p2p or self.is_folder or self.is_http)
+        require("swarm", self.swarm, is_swarm, f"{FORMS}; RUN is a name without '/'")
         for name, address in (("listen", self.listen), ("advertise", self.advertise)):
             require(name, address, not (self.is_http and address) or is_host_and_port(address), "HOST:PORT")
         require("payload", self.payload, self.payload in KINDS, f"one of {', '.join(KINDS)}")
@@ -73,11 +79,11 @@ class Settings:
 
     @property
     def is_folder(self) -> bool:
-        return "/" in self.place and not MULTIADDR.match(self.place)
+        return self.place.startswith(("/", "./", "../")) and not MULTIADDR.match(self.place)
 
     @property
     def is_http(self) -> bool:
-        return all(map(is_host_and_port, self.place.split(",")))
+        return all(is_host_and_port(each) and not each.endswith(":0") for each in self.place.split(","))
 
     @property
     def model(self) -> str:

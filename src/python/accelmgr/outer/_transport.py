@@ -14,7 +14,7 @@ FORGET_S = 3600.0
 
 def is_host_and_port(address: str) -> bool:
     """An address of IPv6 is in brackets, as in a URL."""
-    found = re.fullmatch(r"(\[[^][]+\]|[^][:]+):([0-9]{1,5})", address)
+    found = re.fullmatch(r"(\[[^][\s]+\]|[^][:/@\s]+):([0-9]{1,5})", address)
     return found is not None and int(found[2]) < 1 << 16
 
 
@@ -62,6 +62,10 @@ class Transport(Protocol):
         """Where peers are, this one too, for the transport of the courier that takes this one's place."""
         ...
 
+    def trouble(self) -> str:
+        """Why those that this peer was told to ask are no help; empty if they are."""
+        ...
+
     def close(self) -> None:
         """Others cannot fetch anything from this peer any more."""
 
@@ -98,6 +102,9 @@ class Sealed:
 
     def places(self) -> dict[str, str]:
         return self._transport.places()
+
+    def trouble(self) -> str:
+        return self._transport.trouble()
 
     def close(self) -> None:
         self._transport.close()

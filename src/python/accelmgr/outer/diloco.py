@@ -156,6 +156,8 @@ class DiLoCo:
         if any(each.is_complex() for each in self._parameters):
             raise ConfigError("DiLoCo() has no rounds for complex parameters", "manager")
         names = {each.data_ptr(): name for name, each in named if each.numel() > 0}
+        frozen = [each for each in manager.parameters() if not each.requires_grad]
+        self._frozen = [(names.get(each.data_ptr(), "an empty one"), each) for each in frozen]
         self._shapes = {
             names.get(each.data_ptr(), f"empty {index}"): tuple(each.shape)
             for index, each in enumerate(self._parameters)
@@ -292,7 +294,8 @@ class DiLoCo:
 
         A peer that a round has left out, for instance because its steps take longer, offers what it has when others do.
 
-        It never waits for another peer. Raises UsageError: `weight` has returned no weight. Raises SessionError: the
+        It never waits for another peer. Raises UsageError: `weight` has returned no weight, or a parameter is trained
+        now that was frozen when this DiLoCo was made: rounds would leave it out. Raises SessionError: the
         courier cannot start, for instance because `listen` is no address of this machine, or the outer optimizer has
         failed twice in the same round. With inner steps it calls manager.sync() when there is something to merge or to
         offer.
@@ -356,6 +359,9 @@ class DiLoCo:
 
     @torch.no_grad()
     def _offer(self) -> None:
+        for name, parameter in self._frozen:
+            if parameter.requires_grad:
+                raise UsageError(f"DiLoCo: '{name}' is trained now, and was not when this was made; make another one")
         blocks = self._status.blocks
         change, begin = self._numbers.change(blocks), 0
         for parameter, base in zip(self._parameters[slice(*blocks)], self._base[slice(*blocks)], strict=True):
