@@ -96,6 +96,25 @@ def test_a_name_of_this_machine_is_served_at_all_of_its_addresses(
             assert fetch(second, "key", "first") == b"value"
 
 
+def test_who_is_reached_by_nobody_is_told_so(monkeypatch: pytest.MonkeyPatch, noted: threading.Condition) -> None:
+    """As behind a router: it hears the others and makes their rounds, and no round has its changes."""
+    for name, seconds in (("LOOK_S", 0.1), ("SILENT_S", 0.5)):
+        monkeypatch.setattr(_http, name, seconds)
+    with contextlib.ExitStack() as stack, socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        place = f"127.0.0.1:{closed.getsockname()[1]}"
+        first, second = stack.enter_context(peers("first", "second"))
+        hidden = Http("hidden", "run", "secret", [first.address()], "127.0.0.1:0", place)
+        stack.callback(hidden.close)
+        first.publish("key", b"value")
+        wait_until(noted, lambda: hidden.peers() == {"first", "second"})
+        deadline = time.monotonic() + BOUND_S
+        while hidden.trouble() != f"no other peer reaches this one at {place} (`listen`, `advertise`)":
+            assert time.monotonic() < deadline
+            fetch(hidden, "key", "first")
+        assert first.trouble() == second.trouble() == ""
+
+
 def test_no_name_service_is_asked_for_this_machine_s_name(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = list[str]()
     monkeypatch.setattr(socket, "getfqdn", lambda name="": asked.append(name) or "name")

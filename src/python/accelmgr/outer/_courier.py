@@ -458,9 +458,9 @@ class Courier:
                 self._replaces = self._replaces and not is_all
         alive = self._hearing.alive()
         waiting_for = self._agreement.waiting_for
-        if waiting_for and not alive and (trouble := self._transport.trouble()):
-            waiting_for += f"; {trouble}"
-            self._warn(f"no other peer is heard: {trouble}")
+        if trouble := self._transport.trouble():
+            waiting_for = f"{waiting_for}; {trouble}" if waiting_for else trouble
+            self._warn(trouble)
         status = Status(
             record.lineage,
             record.round,

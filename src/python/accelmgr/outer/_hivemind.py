@@ -270,7 +270,7 @@ class Hivemind:
     def trouble(self) -> str:
         if self._looks_alone > 3:  # The table is found out within some.
             return "those that are connected have another run or another secret"
-        return "; ".join(dict(self._troubles).values())
+        return "" if self.peers() else "; ".join(dict(self._troubles).values())
 
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._looking.cancel)

@@ -146,6 +146,7 @@ class Http:
         self._heard: set[str] = set()  # By this peer itself.
         self._former: deque[str] = deque(maxlen=100)  # Addresses of peers that are forgotten: they may come back.
         self._troubles: dict[str, str] = {}  # Of each seed.
+        self._asked_at = time.monotonic()  # When another peer has last reached this one, or could not yet.
         self._idle: dict[str, list[http.client.HTTPConnection]] = {}
         for name, place in places.items():
             self._note(name, place)
@@ -173,6 +174,7 @@ class Http:
             return 403, b"another run, or another secret"
         name, _, address = headers.get("Peer", "").partition(" ")
         if name and address:
+            self._asked_at = self._asked_at if name == self._peer else time.monotonic()
             self._note(name, _joined(client, address[1:]) if address.startswith(":") else address, is_heard=True)
         if headers.get("For", self._peer) != self._peer:
             return 410, b"another peer"
@@ -295,6 +297,8 @@ class Http:
                 asked = self._addresses.keys() - silent | set(random.sample(silent, min(1, len(silent))))
                 addresses = {*self._seeds, *(self._addresses[each] for each in asked)}
                 addresses |= set(random.sample(self._former, min(1, len(self._former))))
+                if not self._heard.difference(silent):
+                    self._asked_at = now
             for address in addresses:
                 trouble = "has another run or another secret, or is no peer"
                 try:
@@ -325,7 +329,13 @@ class Http:
             return {self._peer: _joined(str(host), port), **self._addresses}
 
     def trouble(self) -> str:
-        return "; ".join(f"{address} {why}" for address, why in dict(self._troubles).items() if why)
+        now = time.monotonic()
+        with self._changed:
+            is_alone = all(now - self._met[each] > SILENT_S for each in self._heard)
+        if is_alone:
+            return "; ".join(f"{address} {why}" for address, why in dict(self._troubles).items() if why)
+        is_reached = now - self._asked_at < SILENT_S
+        return "" if is_reached else f"no other peer reaches this one at {self.address()} (`listen`, `advertise`)"
 
     def close(self) -> None:
         self._closing.set()

@@ -63,7 +63,7 @@ class Transport(Protocol):
         ...
 
     def trouble(self) -> str:
-        """Why those that this peer was told to ask are no help; empty if they are."""
+        """Why this peer hears of no other, or no other of it; empty if neither is so."""
         ...
 
     def close(self) -> None:
