@@ -121,6 +121,8 @@ def test_before_the_start_it_is_refused(tmp_path: pathlib.Path) -> None:
         ({"swarm": "run"}, "swarm"),
         ({"swarm": "run@host"}, "swarm"),
         ({"every": 0}, "every"),
+        ({"optimizer": torch.optim.SGD([torch.zeros(1)])}, "optimizer"),
+        ({"weight": 1.0}, "weight"),
         ({"mix": 0.0}, "mix"),
         ({"payload": "int3"}, "payload"),
         ({"min_peers": 1}, "min_peers"),

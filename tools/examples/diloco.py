@@ -15,6 +15,8 @@ Over hivemind, without a launcher: the first peer prints its address, the others
 
 A peer that finds no other within --timeout seconds makes the outer step with its own change. Over torch.distributed the
 loss of a machine ends the run.
+
+All machines wait for each other in each average. Where machines come and go, or links are slow, see volunteer.py.
 """
 
 from __future__ import annotations

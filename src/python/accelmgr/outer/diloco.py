@@ -144,6 +144,8 @@ class DiLoCo:
         named = manager.named_parameters()  # Raises UsageError before the start: then they have other memory.
         require("every", every, every >= 1, "at least 1")
         require("mix", mix, 0 < mix <= 1, "more than 0 and at most 1")
+        for name, function in (("optimizer", optimizer), ("weight", weight)):
+            require(name, type(function).__name__, function is None or callable(function), "a function")
         leased = getattr(manager._dataset, "dataset", manager._dataset)  # Of a DataLoader, for instance.
         is_right = isinstance(data, Leased) if data is not None else not isinstance(leased, Leased)
         given = None if data is None else type(data).__name__
