@@ -32,6 +32,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20, help="end when the swarm has made so many")
     parser.add_argument("--every", type=int, default=50, help="inner steps from one round to the next")
     parser.add_argument("--secret-file", type=pathlib.Path, help="its text lets peers in")
+    parser.add_argument("--listen", default="", help="HOST:PORT to serve at, where others reach this machine")
+    parser.add_argument("--advertise", default="", help="HOST:PORT that they reach, if that is another (a router)")
     parser.add_argument("--state", type=pathlib.Path, help="a file that has the last round: the swarm goes on with it")
     parser.add_argument("--runners", type=int, default=2, help="on this machine")
     parser.add_argument("--batch-size", type=int, default=8, help="sequences of each runner in a step")
@@ -46,17 +48,21 @@ def main() -> None:
     hold = 3 * arguments.every * arguments.runners * arguments.batch_size
     state = torch.load(arguments.state) if arguments.state and arguments.state.exists() else None
     leased = accelmgr.outer.Leased(data, hold, state)
-    secret = arguments.secret_file.read_text().strip() if arguments.secret_file else ""
+    network = {"listen": arguments.listen, "advertise": arguments.advertise}
+    network["secret"] = arguments.secret_file.read_text().strip() if arguments.secret_file else ""
     with accelmgr.Manager(
         model, leased, nprocs=arguments.runners, batch_size_per_device=arguments.batch_size
     ) as manager:
         inner = torch.optim.AdamW(model.parameters(), lr=arguments.rate)
         with accelmgr.outer.DiLoCo(
-            manager, arguments.swarm, arguments.every, secret=secret, data=leased, state=state
+            manager, arguments.swarm, arguments.every, data=leased, state=state, **network
         ) as outer:
-            seen = state["round"] if state else 0
+            seen, address = state["round"] if state else 0, ""
             for result in manager.steps(optimizer=inner):
                 outer.step(result)
+                if outer.address != address:
+                    address = outer.address
+                    print(f"others join with {arguments.swarm.partition('@')[0]}@{address}", flush=True)
                 if outer.round > seen:
                     seen = outer.round
                     print(
