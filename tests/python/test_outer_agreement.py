@@ -64,7 +64,8 @@ class Swarm:
         else:
             if peer.record.offer is None and (is_calm or chance.random() < 0.3):
                 peer.offer(chance.randint(1, 9))
-            peer.advance(alive, chance.random() < (0.02 if is_calm else 0.2), is_calm or chance.random() < 0.3, ALL)
+            is_late = chance.random() < (0.02 if is_calm else 0.2)
+            peer.advance(alive, is_late, is_calm or chance.random() < 0.3, ALL, chance.random() < 0.5)
             present = peer.present()
             if present is not None and not is_calm and chance.random() < 0.1:  # What a living peer sends may come late.
                 peer.lack(chance.choice(present[1].members))
@@ -292,6 +293,22 @@ def test_each_attempt_may_take_twice_as_long(monkeypatch: pytest.MonkeyPatch) ->
     assert pace.late() == 1
 
 
+def test_peers_that_catch_up_have_the_link_as_long_as_a_round_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(_pace.time, "monotonic", lambda: now[0])
+    agreement = Agreement(Record("p0", 0, "", "p0", 1, ("p0", "p1"), "digest", ALL))
+    pace = _pace.Pace(agreement, [1000], 5.0)
+    for seconds in (4.0, 90.0, 4.0):  # Somebody was lost in the second one.
+        pace.exchanged(1000, seconds)
+    for number in (2, 3):
+        agreement.begin(round=number)
+        assert not pace.offers_are_late() and pace.rests()
+        now[0] += 3.9
+        assert not pace.offers_are_late() and pace.rests()
+        now[0] += 0.2
+        assert not pace.offers_are_late() and not pace.rests()
+
+
 def swarm_of(links: dict[str, str]) -> dict[str, Agreement]:
     """Peers that have made a round together, each of which hears those in `links` alone."""
     names = tuple(links)
@@ -379,6 +396,24 @@ def test_who_is_one_round_behind_is_waited_for_as_others_are() -> None:
     assert owner.waiting_for == "changes of c" and owner.present() is None
     owner.advance(alive, 0, True, ALL)
     assert owner.present() is not None
+
+
+@pytest.mark.parametrize("lacks", ["a state", "rounds", "nothing"])
+def test_the_next_round_is_put_off_for_a_while_if_a_peer_catches_up(lacks: str) -> None:
+    """Rounds that follow each other use all of a slow link: of four machines two were always on their way."""
+    peers = swarm_of({"a": "bc", "b": "ac", "c": "ab"})
+    for name, peer in peers.items():
+        stands = 1 if name == "c" and lacks == "rounds" else 3
+        peer.record = dataclasses.replace(peer.record, round=stands)
+    peers["a"].offer(1.0)
+    peers["b"].offer(1.0)
+    peers["c"].want({"a": "state/c/1"} if lacks == "a state" else {})
+    for name in ("a", "c"):
+        peers["b"].hear(dataclasses.replace(peers[name].record, version=1))
+    peers["b"].advance({"a", "c"}, 0, True, ALL, True)
+    assert peers["b"].waiting_for == ("" if lacks == "nothing" else "peers that catch up: c")
+    peers["b"].advance({"a", "c"}, 0, True, ALL, False)
+    assert peers["b"].waiting_for == "" and peers["b"].present() is not None
 
 
 def test_two_peers_with_different_digests_take_one_of_them() -> None:

@@ -146,6 +146,10 @@ class Agreement:
     def _is_one_behind(self, other: Record) -> bool:
         return (other.lineage, other.round + 1) == (self.record.lineage, self.record.round)
 
+    def _catches_up(self, other: Record) -> bool:
+        """Whether it gets a state, or rounds of this lineage."""
+        return bool(other.wants) or (other.lineage == self.record.lineage and other.round + 1 < self.record.round)
+
     def is_one_ahead(self, alive: set[str]) -> bool:
         """Whether a living peer has not committed yet what this one has committed last."""
         return any(self._is_one_behind(self.heard[peer]) for peer in alive if peer in self.heard)
@@ -193,12 +197,14 @@ class Agreement:
         best = max(made, key=lambda each: each[0], default=None)
         return best if best is not None and best[0] >= self.record.promised else None
 
-    def advance(self, alive: set[str], late: int, offers_are_late: bool, next_blocks: tuple[int, int]) -> None:
+    def advance(
+        self, alive: set[str], late: int, offers_are_late: bool, next_blocks: tuple[int, int], rests: bool = False
+    ) -> None:
         """Says in the record what follows from all records.
 
         alive: the other peers that answer. late: see Pace.
         offers_are_late: the remaining offers have taken longer to come than offers take. next_blocks: what a proposal
-        of this peer says that the round after it averages.
+        of this peer says that the round after it averages. rests: no round begins now if a peer catches up.
         """
         self.waiting_for = ""
         is_voter = self.record.peer in self.record.voters
@@ -208,12 +214,12 @@ class Agreement:
                 if self.record.proposal is None or self.record.proposal[0] < self.record.prepared:
                     self._propose_promised(alive, next_blocks)
             elif self.present() is None and self.record.promised[0] == 0:
-                self._propose_first(alive, offers_are_late, late, next_blocks)
+                self._propose_first(alive, offers_are_late, late, next_blocks, rests)
                 return
             if self.decided() is None and self._must_try_again(alive, late > 0):
                 self._prepare(alive, late)
         elif self.present() is None:
-            self.waiting_for = self._missing_offers(alive, offers_are_late)
+            self.waiting_for = self._missing_offers(alive, offers_are_late, rests)
 
     def _promise_and_accept(self) -> None:
         asked = [each.prepared for each in self.peers() if each.prepared is not None]
@@ -253,7 +259,7 @@ class Agreement:
         others = [each for each in there if each.peer not in lost]
         return others if len(others) >= self._min_peers else there
 
-    def _missing_offers(self, alive: set[str], offers_are_late: bool) -> str:
+    def _missing_offers(self, alive: set[str], offers_are_late: bool, rests: bool = False) -> str:
         voters = self.record.voters
         offering = self._offering(alive)
         if not self.has_quorum(alive):
@@ -263,6 +269,9 @@ class Agreement:
             return f"other peers: this one is alone, and a round needs {self._min_peers}"
         if len(offering) < self._min_peers:
             return f"changes: {len(offering)} of {self._min_peers} were offered"
+        behind = sorted(peer for peer in alive if peer in self.heard and self._catches_up(self.heard[peer]))
+        if rests and behind:
+            return f"peers that catch up: {', '.join(behind)}"
         # Who has not committed the last round yet is about to: if it were not waited for, it would be late for ever.
         known = self.peers() + [each for each in self.heard.values() if self._is_one_behind(each)]
         there = {each.peer for each in known} & {self.record.peer, *alive}
@@ -303,8 +312,10 @@ class Agreement:
         near = sum(each.round + 1 >= self.record.round for each in nearest)
         return tuple(sorted(each.peer for each in nearest[: max(LEAST_VOTERS, near)]))
 
-    def _propose_first(self, alive: set[str], offers_are_late: bool, late: int, next_blocks: tuple[int, int]) -> None:
-        self.waiting_for = self._missing_offers(alive, offers_are_late)
+    def _propose_first(
+        self, alive: set[str], offers_are_late: bool, late: int, next_blocks: tuple[int, int], rests: bool
+    ) -> None:
+        self.waiting_for = self._missing_offers(alive, offers_are_late, rests)
         if self.waiting_for:
             return
         if self.record.promised == (0, self.record.peer):

@@ -48,6 +48,7 @@ class Pace:
         self._attempt: tuple[Any, float] = (None, 0.0)
         self._was_late, self._doublings = False, 0
         self._round: Any = None
+        self._round_at = self._rest_s = 0.0
         self._offering: set[str] = set()
         self._first_offer_at = 0.0
 
@@ -55,6 +56,7 @@ class Pace:
         """A mean of `count` numbers has come in so many seconds."""
         self._attempts.add(seconds)
         self._rates.append(count / seconds)
+        self._rest_s = count / statistics.median(self._rates)
 
     def late(self) -> int:
         """How many times over the present attempt has used up its time; 0: it is in time.
@@ -81,6 +83,7 @@ class Pace:
         offering = {each.peer for each in self._agreement.peers() if each.offer is not None}
         if (mine.lineage, mine.round) != self._round:
             self._round, self._offering = (mine.lineage, mine.round), set()
+            self._round_at = now
         if offering - self._offering:
             if self._offering:
                 self._lags.add(now - self._first_offer_at)
@@ -88,6 +91,13 @@ class Pace:
                 self._first_offer_at = now
         self._offering |= offering
         return bool(self._offering) and now - self._first_offer_at > self._lags.bound
+
+    def rests(self) -> bool:
+        """Whether peers that catch up have the link for themselves: after each round for as long as one takes.
+
+        Rounds may use all of it, and a peer that gets a state falls behind while it comes.
+        """
+        return time.monotonic() - self._round_at < self._rest_s
 
     def next_blocks(self) -> tuple[int, int]:
         """Those after the present ones, as many as the last rounds would have carried in `fragment_s`."""
