@@ -65,7 +65,8 @@ class Swarm:
             if peer.record.offer is None and (is_calm or chance.random() < 0.3):
                 peer.offer(chance.randint(1, 9))
             is_late = chance.random() < (0.02 if is_calm else 0.2)
-            peer.advance(alive, is_late, is_calm or chance.random() < 0.3, ALL, chance.random() < 0.5)
+            rests_for = peer.catching_up() if chance.random() < 0.5 else ()
+            peer.advance(alive, is_late, is_calm or chance.random() < 0.3, ALL, rests_for)
             present = peer.present()
             if present is not None and not is_calm and chance.random() < 0.1:  # What a living peer sends may come late.
                 peer.lack(chance.choice(present[1].members))
@@ -300,13 +301,16 @@ def test_peers_that_catch_up_have_the_link_as_long_as_a_round_has_it(monkeypatch
     pace = _pace.Pace(agreement, [1000], 5.0)
     for seconds in (4.0, 90.0, 4.0):  # Somebody was lost in the second one.
         pace.exchanged(1000, seconds)
-    for number in (2, 3):
+    agreement.hear(Record("p1", 1, "", "p0", 0, ("p0",), "digest", ALL))
+    for number in range(2, 2 + _pace.MOST_RESTS):
         agreement.begin(round=number)
-        assert not pace.offers_are_late() and pace.rests()
+        assert not pace.offers_are_late() and pace.rests_for() == {"p1"}
         now[0] += 3.9
-        assert not pace.offers_are_late() and pace.rests()
+        assert not pace.offers_are_late() and pace.rests_for() == {"p1"}
         now[0] += 0.2
-        assert not pace.offers_are_late() and not pace.rests()
+        assert not pace.offers_are_late() and not pace.rests_for()
+    agreement.begin(round=agreement.record.round + 1)
+    assert not pace.offers_are_late() and not pace.rests_for()  # It has a link of half the others' rate.
 
 
 def swarm_of(links: dict[str, str]) -> dict[str, Agreement]:
@@ -399,20 +403,25 @@ def test_who_is_one_round_behind_is_waited_for_as_others_are() -> None:
 
 
 @pytest.mark.parametrize("lacks", ["a state", "rounds", "nothing"])
-def test_the_next_round_is_put_off_for_a_while_if_a_peer_catches_up(lacks: str) -> None:
+def test_who_catches_up(lacks: str) -> None:
+    peers = swarm_of({"a": "b", "b": "a"})
+    peers["a"]._change(round=3)
+    peers["b"].want({"a": "state/b/1"} if lacks == "a state" else {})
+    peers["b"]._change(round=1 if lacks == "rounds" else 2)
+    peers["a"].hear(peers["b"].record)
+    assert peers["a"].catching_up() == (set() if lacks == "nothing" else {"b"})
+
+
+def test_the_next_round_is_put_off_for_a_while_if_a_peer_catches_up() -> None:
     """Rounds that follow each other use all of a slow link: of four machines two were always on their way."""
     peers = swarm_of({"a": "bc", "b": "ac", "c": "ab"})
-    for name, peer in peers.items():
-        stands = 1 if name == "c" and lacks == "rounds" else 3
-        peer.record = dataclasses.replace(peer.record, round=stands)
     peers["a"].offer(1.0)
     peers["b"].offer(1.0)
-    peers["c"].want({"a": "state/c/1"} if lacks == "a state" else {})
     for name in ("a", "c"):
         peers["b"].hear(dataclasses.replace(peers[name].record, version=1))
-    peers["b"].advance({"a", "c"}, 0, True, ALL, True)
-    assert peers["b"].waiting_for == ("" if lacks == "nothing" else "peers that catch up: c")
-    peers["b"].advance({"a", "c"}, 0, True, ALL, False)
+    peers["b"].advance({"a", "c"}, 0, True, ALL, {"c", "d"})
+    assert peers["b"].waiting_for == "peers that catch up: c"
+    peers["b"].advance({"a", "c"}, 0, True, ALL, {"d"})  # It is gone.
     assert peers["b"].waiting_for == "" and peers["b"].present() is not None
 
 

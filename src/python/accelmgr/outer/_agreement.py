@@ -20,7 +20,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from accelmgr.outer._record import Accepted, Ballot, Proposal, Record
@@ -146,9 +146,11 @@ class Agreement:
     def _is_one_behind(self, other: Record) -> bool:
         return (other.lineage, other.round + 1) == (self.record.lineage, self.record.round)
 
-    def _catches_up(self, other: Record) -> bool:
-        """Whether it gets a state, or rounds of this lineage."""
-        return bool(other.wants) or (other.lineage == self.record.lineage and other.round + 1 < self.record.round)
+    def catching_up(self) -> set[str]:
+        """Peers that get a state, or lack more than one round of this lineage."""
+        mine, others = self.record, self.heard.values()
+        behind = {each.peer for each in others if each.lineage == mine.lineage and each.round + 1 < mine.round}
+        return behind.union(each.peer for each in others if each.wants)
 
     def is_one_ahead(self, alive: set[str]) -> bool:
         """Whether a living peer has not committed yet what this one has committed last."""
@@ -198,13 +200,18 @@ class Agreement:
         return best if best is not None and best[0] >= self.record.promised else None
 
     def advance(
-        self, alive: set[str], late: int, offers_are_late: bool, next_blocks: tuple[int, int], rests: bool = False
+        self,
+        alive: set[str],
+        late: int,
+        offers_are_late: bool,
+        next_blocks: tuple[int, int],
+        rests_for: Collection[str] = (),
     ) -> None:
         """Says in the record what follows from all records.
 
         alive: the other peers that answer. late: see Pace.
         offers_are_late: the remaining offers have taken longer to come than offers take. next_blocks: what a proposal
-        of this peer says that the round after it averages. rests: no round begins now if a peer catches up.
+        of this peer says that the round after it averages. rests_for: while one of these lives, no round begins now.
         """
         self.waiting_for = ""
         is_voter = self.record.peer in self.record.voters
@@ -214,12 +221,12 @@ class Agreement:
                 if self.record.proposal is None or self.record.proposal[0] < self.record.prepared:
                     self._propose_promised(alive, next_blocks)
             elif self.present() is None and self.record.promised[0] == 0:
-                self._propose_first(alive, offers_are_late, late, next_blocks, rests)
+                self._propose_first(alive, offers_are_late, late, next_blocks, rests_for)
                 return
             if self.decided() is None and self._must_try_again(alive, late > 0):
                 self._prepare(alive, late)
         elif self.present() is None:
-            self.waiting_for = self._missing_offers(alive, offers_are_late, rests)
+            self.waiting_for = self._missing_offers(alive, offers_are_late, rests_for)
 
     def _promise_and_accept(self) -> None:
         asked = [each.prepared for each in self.peers() if each.prepared is not None]
@@ -259,7 +266,7 @@ class Agreement:
         others = [each for each in there if each.peer not in lost]
         return others if len(others) >= self._min_peers else there
 
-    def _missing_offers(self, alive: set[str], offers_are_late: bool, rests: bool = False) -> str:
+    def _missing_offers(self, alive: set[str], offers_are_late: bool, rests_for: Collection[str] = ()) -> str:
         voters = self.record.voters
         offering = self._offering(alive)
         if not self.has_quorum(alive):
@@ -269,9 +276,8 @@ class Agreement:
             return f"other peers: this one is alone, and a round needs {self._min_peers}"
         if len(offering) < self._min_peers:
             return f"changes: {len(offering)} of {self._min_peers} were offered"
-        behind = sorted(peer for peer in alive if peer in self.heard and self._catches_up(self.heard[peer]))
-        if rests and behind:
-            return f"peers that catch up: {', '.join(behind)}"
+        if behind := alive.intersection(rests_for):
+            return f"peers that catch up: {', '.join(sorted(behind))}"
         # Who has not committed the last round yet is about to: if it were not waited for, it would be late for ever.
         known = self.peers() + [each for each in self.heard.values() if self._is_one_behind(each)]
         there = {each.peer for each in known} & {self.record.peer, *alive}
@@ -313,9 +319,14 @@ class Agreement:
         return tuple(sorted(each.peer for each in nearest[: max(LEAST_VOTERS, near)]))
 
     def _propose_first(
-        self, alive: set[str], offers_are_late: bool, late: int, next_blocks: tuple[int, int], rests: bool
+        self,
+        alive: set[str],
+        offers_are_late: bool,
+        late: int,
+        next_blocks: tuple[int, int],
+        rests_for: Collection[str],
     ) -> None:
-        self.waiting_for = self._missing_offers(alive, offers_are_late, rests)
+        self.waiting_for = self._missing_offers(alive, offers_are_late, rests_for)
         if self.waiting_for:
             return
         if self.record.promised == (0, self.record.peer):

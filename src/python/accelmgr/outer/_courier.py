@@ -180,7 +180,7 @@ class Courier:
         if (late := pace.late()) and self._exchange is not None:
             for peer in list(self._exchange.missing):
                 self._lacks(self._exchange.proposal, peer, self._exchange.has_changes)
-        agreement.advance(alive, late, pace.offers_are_late(), pace.next_blocks(), pace.rests())
+        agreement.advance(alive, late, pace.offers_are_late(), pace.next_blocks(), pace.rests_for())
         if (present := agreement.present()) is not None:
             self._get_mean(present[1])
 

@@ -18,8 +18,6 @@ from accelmgr.outer._transport import Absent, Transport
 
 POLL_S = 0.5
 """A fetch that can be given up is made in pieces of this length."""
-
-
 AGAIN_S = 0.1
 """Before a peer is asked again that does not answer, or that has nothing yet."""
 

@@ -14,6 +14,8 @@ FIRST_ATTEMPT_S = 120.0
 FIRST_OFFERS_S = 30.0
 REMEMBERED = 20
 """Rounds whose times say how long the next one may take."""
+MOST_RESTS = 20
+"""For who has not caught up after so many rounds the others do not wait any longer: its link is slower than theirs."""
 
 
 class Times:
@@ -49,6 +51,7 @@ class Pace:
         self._was_late, self._doublings = False, 0
         self._round: Any = None
         self._round_at = self._rest_s = 0.0
+        self._rests: dict[str, int] = {}  # After how many rounds in a row a peer was catching up.
         self._offering: set[str] = set()
         self._first_offer_at = 0.0
 
@@ -84,6 +87,7 @@ class Pace:
         if (mine.lineage, mine.round) != self._round:
             self._round, self._offering = (mine.lineage, mine.round), set()
             self._round_at = now
+            self._rests = {peer: self._rests.get(peer, 0) + 1 for peer in self._agreement.catching_up()}
         if offering - self._offering:
             if self._offering:
                 self._lags.add(now - self._first_offer_at)
@@ -92,12 +96,14 @@ class Pace:
         self._offering |= offering
         return bool(self._offering) and now - self._first_offer_at > self._lags.bound
 
-    def rests(self) -> bool:
-        """Whether peers that catch up have the link for themselves: after each round for as long as one takes.
+    def rests_for(self) -> set[str]:
+        """Peers that catch up and now have the link for themselves: after each round for as long as one takes.
 
         Rounds may use all of it, and a peer that gets a state falls behind while it comes.
         """
-        return time.monotonic() - self._round_at < self._rest_s
+        if time.monotonic() - self._round_at >= self._rest_s:
+            return set()
+        return {peer for peer in self._agreement.catching_up() if self._rests.get(peer, 0) <= MOST_RESTS}
 
     def next_blocks(self) -> tuple[int, int]:
         """Those after the present ones, as many as the last rounds would have carried in `fragment_s`."""
