@@ -227,9 +227,9 @@ def test_a_courier_that_takes_over_merges_the_blocks_of_the_last_round_alone(
     record = courier._agreement.record
     blocks = record.committed[1].blocks
     assert blocks[1] - blocks[0] == 1
-    courier._dirty = {}
+    courier._merges._blocks.clear()
     courier._told({"merged": [record.lineage, record.round - 1], "used": 0, "is_first": True})
-    assert courier._dirty == {blocks[0]: True}
+    assert courier._merges._blocks == {blocks[0]: True}
 
 
 @pytest.mark.usefixtures("quick")
@@ -344,6 +344,24 @@ def test_who_joins_hears_all_before_it_follows_one(tmp_path: pathlib.Path) -> No
             swarm.until(lambda: "the state of" in swarm.hosts[3].status.waiting_for)
             assert not any(call.startswith("fetch state/") for call in asked.trace)
         swarm.until(lambda: swarm.hosts[3].status.round == swarm.hosts[0].status.round)
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_swarm_of_which_nobody_is_left_is_said_to_be_lost(tmp_path: pathlib.Path) -> None:
+    """Those that had joined, and had not got its state yet, began anew without a word."""
+    with three_peers(tmp_path) as swarm:
+        old = list(swarm.hosts)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(CatchingUp, "follow", lambda *_: None)
+            new = [Host(swarm, index, Fault("none", 0)) for index in (3, 4)]
+            swarm.hosts += new
+            swarm.until(lambda: all("the state of p" in host.status.waiting_for for host in new))
+            for host in old:
+                host.life.is_dead = host.is_gone = True
+            swarm.until(lambda: all(not host.courier or host.courier._hearing.alive() <= {"p3", "p4"} for host in new))
+        swarm.until(lambda: all(host.status.round > 0 for host in new))
+        lost = "nobody who answers has the state of p"
+        swarm.until(lambda: any(lost in warning for host in new for warning in host.warnings))
 
 
 @pytest.mark.usefixtures("quick")

@@ -31,6 +31,7 @@ from accelmgr.outer._elements import Elements
 from accelmgr.outer._exchange import Cancelled, Exchange, decoded, digest_of
 from accelmgr.outer._hearing import BEAT_S, Hearing
 from accelmgr.outer._leases import FIRST, Leases
+from accelmgr.outer._merges import Merges
 from accelmgr.outer._pace import Pace
 from accelmgr.outer._payload import are_finite
 from accelmgr.outer._record import Accepted, Proposal, Record, beginning
@@ -48,8 +49,6 @@ MOST_WARNINGS = 1000
 """So many texts are remembered, each of which is not said again."""
 MOST_PUBLISHED = 3
 """What this peer has published for so many proposals of one round stays: others may still fetch it."""
-MOST_BLOCKS = 2000
-"""So many are named in one message to the host."""
 
 
 class Courier:
@@ -101,10 +100,8 @@ class Courier:
             says=self._warn,
         )
         self._elements = Elements(self._agreement, given)
-        self._dirty: dict[int, bool] = {}
-        self._merged: list[Any] | None = None
-        self._replaces = False  # See the channel.
-        self._is_merging = True  # Until the host has said where it stands: it cannot merge before.
+        self._merges = Merges(numbers, self._state.parameters, [settings.peer, settings.first_round])
+        self._best: Record | None = None  # Of all peers that were ahead, the one to follow.
         self._status = Status()
         self._lost_at = time.monotonic()
         sizes = [value.numel() for value in self._state.parameters]
@@ -168,6 +165,7 @@ class Courier:
         for peer in agreement.differing():
             self._warn(f"after round {agreement.record.round} {peer} has another digest than this peer")
         if (leader := agreement.ahead(alive)) is not None:
+            self._best = min(leader, self._best or leader, key=precedence)
             agreement.waiting_for = f"the state of {leader.peer} after round {leader.round}"
             if self._hearing.has_heard_all():
                 self._catching_up.follow(leader, alive)
@@ -190,6 +188,7 @@ class Courier:
         self._get_mean(decided[1])
         if (mean := self._means.get(key)) is not None:
             self._commit(decided, mean)
+            self._say_what_is_lost()
             return
         agreement.waiting_for = f"the mean of round {decided[1].number}"
         if self._decided[0] != key:
@@ -197,6 +196,14 @@ class Courier:
         ahead = [each for each in agreement.committed_next() if each.peer in alive]
         if ahead and time.monotonic() - self._decided[1] > CARRY_S:
             self._catching_up.follow(ahead[0], alive)
+
+    def _say_what_is_lost(self) -> None:
+        """A round was made without the state of a peer that was ahead: nobody who answers has it any more."""
+        own, best = self._agreement.record, self._best
+        if best is not None and best.lineage != own.lineage and precedence(best) < precedence(own):
+            state = f"the state of {best.peer} after round {best.round}"
+            self._warn(f"nobody who answers has {state} any more; the swarm goes on without it, with round {own.round}")
+            self._best = None
 
     def _split_if_needed(self, alive: set[str]) -> None:
         now, agreement = time.monotonic(), self._agreement
@@ -309,7 +316,7 @@ class Courier:
         except ConfigError as error:
             self._tell(broke=[proposal.number, str(error)[:MOST_TEXT]])
             raise
-        self._dirty.update(dict.fromkeys(range(*proposal.blocks), proposal.weight_of(self._settings.peer) > 0))
+        self._merges.add_round(proposal, self._settings.peer)
         self._begin_round()
         try:
             self._catching_up.keep(decided, mean)
@@ -354,22 +361,12 @@ class Courier:
             if donor.lineage != own.lineage and any(own.committed[1].weights):  # It has made a round.
                 place = f"{donor.peer} after round {donor.round}"
                 self._warn(f"the swarm was divided; this peer, after round {own.round} of its part, goes on as {place}")
-            if self._is_new(own.lineage, own.round) and blocks:
-                self._replace()
-            self._dirty.update(dict.fromkeys(blocks, False))
+            self._merges.add_taken(blocks, own)
             self._begin_round()
             if is_here and own.offer is not None:
                 self._offer_nothing()  # The host offers one change in a round.
         except ValueError as error:
             self._warn(f"the state of {donor.peer} cannot be taken: {error}")
-
-    def _is_new(self, lineage: str, number: int) -> bool:
-        """Whether this is where the peer began, before any round: what it has trained alone does not count."""
-        return (lineage, number) == (self._settings.peer, self._settings.first_round)
-
-    def _replace(self) -> None:
-        """The host's parameters become the outer ones."""
-        self._replaces, self._dirty = True, dict.fromkeys(range(len(self._settings.shapes)), False)
 
     # The host
 
@@ -386,20 +383,9 @@ class Courier:
     def _told(self, message: dict[str, Any]) -> None:
         record = self._agreement.record
         if "merged" in message:
-            self._merged, self._is_merging = message["merged"], False
             if record.offer is None:
                 self._elements.drop(message["used"])
-            stands = [self._settings.peer, self._settings.first_round] if self._merged is None else self._merged
-            if not message.get("is_first") or stands == [record.lineage, record.round]:
-                pass
-            elif self._is_new(*stands):
-                self._replace()
-            else:
-                last = record.committed[1]
-                if self._merged == [record.lineage, record.round - 1]:
-                    self._dirty = dict.fromkeys(range(*last.blocks), last.weight_of(record.peer) > 0)
-                else:
-                    self._dirty = dict.fromkeys(range(len(self._settings.shapes)), False)
+            self._merges.have(message["merged"], record, bool(message.get("is_first")))
         if "offer" in message and message["offer"] == [record.lineage, record.round] and record.offer is None:
             self._offer(float(message["weight"]), message["since"], message["used"])
 
@@ -445,17 +431,7 @@ class Courier:
         return self._said is None or dataclasses.replace(self._said, version=record.version) != record
 
     def _tell_host(self, record: Record) -> None:
-        stands = [record.lineage, record.round]
-        if not self._is_merging and (self._dirty or self._merged != stands):
-            part = sorted(self._dirty.items())[:MOST_BLOCKS]
-            for index, _ in part:
-                self._numbers.outer(index).copy_(self._state.parameters[index].flatten())
-            is_all = len(part) == len(self._dirty)
-            place = stands if is_all else self._merged
-            self._is_merging = self._tell(merge=part, stands=place, replaces=self._replaces)
-            if self._is_merging:
-                self._dirty = dict(sorted(self._dirty.items())[MOST_BLOCKS:])
-                self._replaces = self._replaces and not is_all
+        self._merges.send(record, self._tell)
         alive = self._hearing.alive()
         waiting_for = self._agreement.waiting_for
         if trouble := self._transport.trouble():
