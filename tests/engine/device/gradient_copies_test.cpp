@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "accelmgr/errors.hpp"
 #include "message_of.hpp"
 #include "rig.hpp"
@@ -126,7 +128,8 @@ TEST(GradientCopies, OfAParameterThatIsUnfrozenAreStaged) {
     rig.sink.asked = nullptr;
     rig.sink.unfrozen.insert(to_unfreeze);
     auto used = mixed_and_trained;
-    used.insert(used.begin() + 2, to_unfreeze);
+    used.push_back(to_unfreeze);
+    std::rotate(used.begin() + 2, used.end() - 1, used.end());
     for (const float value : {2.0F, 9.0F}) {
       rig.begin(value);
       rig.micro_batch(1, true, true, used);

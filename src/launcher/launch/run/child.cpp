@@ -11,6 +11,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <iostream>
+#include <optional>
+#include <utility>
 
 #include "base/ipc/process.hpp"
 #include "base/ipc/roles.hpp"
@@ -96,8 +98,8 @@ template <class Prepare>
     phase = "setup";
     if (calls.setup) calls.setup(rank);
     phase = "function";
-    const Value result = calls.function(rank);
-    report(socket, {.result = result, .failure = {}}, fmt::format("the result of rank {}", rank));
+    auto result = std::make_optional(calls.function(rank));  // JSON converts itself to an optional, too.
+    report(socket, {.result = std::move(result), .failure = {}}, fmt::format("the result of rank {}", rank));
   } catch (...) {
     auto failure = failure_of(std::current_exception(), rank, phase);
     code = failure.exit_code;
