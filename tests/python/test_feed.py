@@ -120,7 +120,7 @@ def test_a_generator_draws_the_same_whatever_the_host_draws_and_so_does_the_host
 
 
 def test_a_generator_that_waits_for_the_host_is_read_beside_it(caplog: pytest.LogCaptureFixture) -> None:
-    coming: queue.Queue[dict[str, torch.Tensor]] = queue.Queue()
+    coming: queue.Queue[dict[str, torch.Tensor] | None] = queue.Queue()
     for number in range(STEP + 1):
         coming.put(element(number))
     with caplog.at_level(logging.WARNING, "accelmgr"), make(iter(coming.get, None), prefetch=2) as manager:
@@ -129,7 +129,7 @@ def test_a_generator_that_waits_for_the_host_is_read_beside_it(caplog: pytest.Lo
             torch.testing.assert_close(manager.get_aggregated_gradients()[0], expected_gradient(step))
             for number in range(STEP):
                 coming.put(element(STEP + 1 + step * STEP + number))
-        coming.put(element(0))
+        coming.put(None)  # However far the session has read: no thread waits for another element.
     assert caplog.text.count("reading an element takes more than 1 s") <= 1
 
 
